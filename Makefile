@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
-PARALLEL := --numprocesses 2 --dist worksteal
+# For two cores: tests wait for other processes half of their time, campaigns compute.
+PARALLEL := --dist worksteal --numprocesses
 
 # Without files of compiled code each of the many processes that tests start would compile all of headgate.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,14 +14,14 @@ demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 5
 	$(VENV)/bin/headgate demo $(ARGS)
 
 test: $(READY)  ## all tests but the campaigns: make test ARGS="-k streams"
-	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not campaign" $(ARGS)
+	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m "not campaign" $(ARGS)
 
 QUICK := protocol child streams runner brokers triggers tasks scheduling testing worker
 test-quick: $(READY)  ## the tests without databases: make test-quick VENV=.venv-3.13 PYTHON=python3.13
-	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not campaign" $(addprefix tests/,$(QUICK)) $(ARGS)
+	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m "not campaign" $(addprefix tests/,$(QUICK)) $(ARGS)
 
 proof: $(READY)  ## the campaigns in a bounded form: crash tests, simulation, deliberate bugs, fuzzing
-	$(VENV)/bin/python -m pytest $(PARALLEL) -m campaign $(ARGS)
+	$(VENV)/bin/python -m pytest $(PARALLEL) 2 -m campaign $(ARGS)
 
 crash: $(READY)  ## kills at every mark, and at random; adds to docs/proof.md: make crash ARGS="--kills 10000"
 	$(VENV)/bin/python -m tests.proof.crash $(ARGS)

@@ -1,4 +1,4 @@
-"""Signals: how many are sent in a second, and how soon a task begins that a sensor has held back, or hears them.
+"""Signals: how many are sent in a second, and how soon a task begins that they start or hold back, or hears them.
 
 What is sent comes from another process than the supervisor's, as from a command. The times are those of the database's
 clock: from the transaction that sends the signal to the end of the sensor, and to the one that gives the task below it
@@ -13,19 +13,22 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from benchmarks import nothing, stations
 from benchmarks.bench_latency import ms_at
 from benchmarks.databases import KEYS, add_triggers, fresh
 from benchmarks.harness import Bench, BenchFailed, Case, Figure, Figures, Options, Target, main
 from headgate.client import Send, open_client
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.rules import Rules, SignalRule
+from headgate.protocol.messages.signals import Predicate
 from headgate.protocol.values import decode_value, encode_value
 from headgate.signals import Signal as RemoteSignal
 from headgate.signals.remote import GrpcSignalService
@@ -33,10 +36,11 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.ids import DagRunId
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
-from headgate.store.tables import signal, task_instance
+from headgate.store.tables import signal, signal_wait, task_instance
 
 DAG = """
-from benchmarks.users.tasks import Empty, Listening
+from benchmarks.users.tasks import Empty, Listening, Sending
+from headgate.signals import On
 from headgate.tasks import SignalSensor
 from headgate.tasks.graph import DAG
 
@@ -48,7 +52,14 @@ with DAG("waits"):
 
 with DAG("listens"):
     Listening(task_id="listener")
+
+with DAG("starts"):
+    Empty(task_id="started", signals=[On("bench")])
+
+with DAG("sends"):
+    Sending(task_id="t")
 """
+CLI = (sys.executable, "-m", "headgate.cli")
 VALUE = encode_value({"order": 1, "amount": 1800}, where="value")
 AT_ONCE = 100
 PERCENTILES = (50, 99)
@@ -59,7 +70,10 @@ RATES = (
     Figure(f"{AT_ONCE} a call", "/s", Target(value_min=5000.0)),
 )
 SENDERS = 8
+RULED_TASKS = 100  # of each run
+CONSIDERED = Figure("sent to held against all", "s", Target(value_max=3.0))
 BY_MANY = Figure(f"one a call, {SENDERS} at once", "/s")
+SENT_BY = ("a task", "a command", "gRPC")
 MakeSignal = Callable[[str, object, str], object]
 
 
@@ -79,6 +93,38 @@ def send_many(kind: str, sends: int) -> Figures:
         return rates
 
 
+def consider_many(kind: str, rules: int) -> Figures:
+    """Send one signal under a key that so many rules of open runs are about; return until all were held against it.
+
+    Its value meets none of them.
+    """
+    runs = max(1, rules // RULED_TASKS)
+    ruled = Rules((SignalRule("bench", predicate=Predicate("equal", encode_value("never", where="value"))),))
+    tasks = tuple(TaskSpec(f"t{number}", "Op", signals=ruled) for number in range(RULED_TASKS))
+    spec = DagSpec("ruled", max_active_runs=runs, tasks=tasks)
+    with fresh(kind) as database, Store(database.engine(), secrets=Secrets([KEYS], source="the benchmarks")) as store:
+        epoch = store.register_triggerer(
+            hostname="h", pid=1, machine="m", process_started=0.0, capacity=1, queues=("default",), workers=1
+        )
+        store.tasks.save_file(epoch, "ruled.py", [spec])
+        for number in range(runs):
+            store.tasks.create_run("ruled", f"run-{number}")
+        while store.scheduling.plan(epoch).evaluated:
+            pass
+        while store.scheduling.consider_signals(epoch).has_more:
+            pass
+        store.signals.send([_signal(0, 0)])
+        begun = time.monotonic()
+        while store.scheduling.consider_signals(epoch).has_more:
+            pass
+        took_s = time.monotonic() - begun
+        with store.database.reading() as tx:
+            held = tx.connection.execute(select(func.count()).where(signal_wait.c.seen_version == 1)).scalar_one()
+        if held != runs * RULED_TASKS:
+            raise BenchFailed(f"{held:,} of {runs * RULED_TASKS:,} rules were held against the signal")
+        return {CONSIDERED.name: took_s}
+
+
 def commit_many(kind: str, sends: int) -> Figures:
     """Store as many rows by the bare driver, one a commit, which is what sending one a call costs at least."""
     with fresh(kind) as database:
@@ -89,19 +135,28 @@ def commit_many(kind: str, sends: int) -> Figures:
 
 def send_over_grpc(kind: str, sends: int) -> Figures:
     """Send as many by a server in another process, as a program elsewhere does."""
-    command = [sys.executable, "-m", "headgate.cli", "signals", "serve", "--grpc", "127.0.0.1:0", "--no-token"]
-    with fresh(kind) as database:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        environment["HEADGATE_DATABASE_URL"] = database.url
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            try:
-                address = server.stdout.readline().split()[-1]
-                with GrpcSignalService(address) as service:
-                    at_once = _rate_at_once(sends, lambda: nullcontext(service), RemoteSignal)
-                    return {**_rates(sends, service.send_signals, RemoteSignal), **at_once}
-            finally:
-                server.terminate()
+    with fresh(kind) as database, grpc_service(database.url) as service:
+        at_once = _rate_at_once(sends, lambda: nullcontext(service), RemoteSignal)
+        return {**_rates(sends, service.send_signals, RemoteSignal), **at_once}
+
+
+@contextmanager
+def grpc_service(url: str) -> Generator[GrpcSignalService]:
+    """Give a client of a server in a process of its own."""
+    command = [*CLI, "signals", "serve", "--grpc", "127.0.0.1:0", "--no-token"]
+    with subprocess.Popen(command, env=_environment(url), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            address = server.stdout.readline().split()[-1]
+            with GrpcSignalService(address) as service:
+                yield service
+        finally:
+            server.terminate()
+
+
+def _environment(url: str) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    return environment | {"HEADGATE_DATABASE_URL": url, "HEADGATE_FERNET_KEYS": KEYS}
 
 
 def send_by_client(kind: str, sends: int) -> Figures:
@@ -172,6 +227,47 @@ def run_station(kind: str, runs: int) -> Figures:
     return figures
 
 
+def run_starts(kind: str, sends: int, sender: str) -> Figures:
+    """Start a task by signals that are sent one after the other; return the percentiles of what it took."""
+    times_s: list[float] = []
+    with stations.running(kind, DAG) as station:
+        station.warm_up("warm")
+        run = station.create_run("starts", "run")
+        url = station.pair.database.url
+        with grpc_service(url) if sender == "gRPC" else nullcontext() as service:
+            for number in range(sends):
+                time.sleep(random.uniform(*QUIET_S))
+                if service is not None:
+                    service.send_signal("bench", number)
+                elif sender == "a command":
+                    subprocess.run(
+                        [*CLI, "signals", "send", "bench", str(number)],
+                        env=_environment(url),
+                        check=True,
+                        stdout=subprocess.DEVNULL,
+                    )
+                else:
+                    station.create_run("sends", f"run-{number}")
+                times_s.append(_started_s(station, run, number + 1))
+    return {f"sent to begun, p{percentile}": ms_at(percentile, times_s) for percentile in PERCENTILES}
+
+
+def _started_s(station: stations.Station, run: int, version: int) -> float:
+    """Wait until the task has ended its start by a version; return how long after the signal it began."""
+    of_start = (task_instance.c.try_number == version) & (signal.c.version == version)
+    both = signal.join(task_instance, of_start)
+    times = select(signal.c.sent_at, task_instance.c.started_at).select_from(both)
+    times = times.where(task_instance.c.dag_run_id == run)
+    deadline = time.monotonic() + RUN_S_MAX
+    while time.monotonic() < deadline:
+        with station.store.database.reading() as tx:
+            row = tx.connection.execute(times.where(task_instance.c.state == "success")).first()
+        if row is not None:
+            return float((row.started_at - row.sent_at).total_seconds())
+        time.sleep(stations.LOOK_INTERVAL_S)
+    raise BenchFailed(f"version {version} has not started the task within {RUN_S_MAX:g} s")
+
+
 def run_listener(kind: str, sends: int) -> Figures:
     """Have a task listen to signals that are sent one after the other; return the percentiles of what it took."""
     with stations.running(kind, DAG) as station:
@@ -193,13 +289,17 @@ def run_listener(kind: str, sends: int) -> Figures:
 
 
 def cases(options: Options) -> list[Case]:
-    """Return four cases for each database."""
+    """Return the cases of each database."""
     waits = [
         Figure(f"{what}, p{percentile}", "ms", Target(value_max=50.0) if percentile == 99 else Target())
         for percentile in PERCENTILES
         for what in ("sent to end of sensor", "sent to begin below")
     ]
     hears = [Figure(f"sent to heard, p{percentile}", "ms") for percentile in PERCENTILES]
+    begun = [
+        Figure(f"sent to begun, p{percentile}", "ms", Target(value_max=50.0) if percentile == 99 else Target())
+        for percentile in PERCENTILES
+    ]
     sends, runs = options.of(5000, 2000, 200), options.of(60, 20, 2)
     sent_afar = options.of(2000, 500, 100)
     made = []
@@ -209,14 +309,17 @@ def cases(options: Options) -> list[Case]:
         )
         over_grpc, by_client = partial(send_over_grpc, kind, sent_afar), partial(send_by_client, kind, sent_afar)
         made.append(Case(f"{kind}, over gRPC", (*RATES, BY_MANY), over_grpc, by_client))
+        about = partial(consider_many, kind, options.of(10_000, 10_000, 200))
+        made.append(Case(f"{kind}, 10,000 rules about one key", (CONSIDERED,), about, None))
         made.append(Case(f"{kind}, a sensor", waits, partial(run_station, kind, runs), None))
+        made += [Case(f"{kind}, a start by {by}", begun, partial(run_starts, kind, runs, by), None) for by in SENT_BY]
         made.append(Case(f"{kind}, a task that listens", hears, partial(run_listener, kind, runs), None))
     return made
 
 
 BENCH = Bench(
     "signals",
-    "signals: sent in a second, and from a signal to the task below a sensor, or that listens",
+    "signals: sent in a second, and from a signal to the task that it starts, below a sensor, or that listens",
     "of the sender: as many durable commits of one row by the bare driver; over gRPC: the client of the database",
     cases,
 )

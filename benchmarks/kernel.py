@@ -22,6 +22,19 @@ def rss_peak_mb(pid: int) -> float:
     raise ValueError(f"the kernel does not say how much memory {pid} had")
 
 
+def rss_kb(pid: int) -> float:
+    """Return the resident memory of a process, in KB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return float(line.split()[1])
+    raise ValueError(f"the kernel does not say how much memory {pid} has")
+
+
+def forget_peak(pid: int) -> None:
+    """Have the peak of the resident memory of a process begin anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 def cpu_s(pid: int) -> float:
     """Return the CPU time of all threads of a process, in seconds, to the nanosecond."""
     tasks = os.listdir(f"/proc/{pid}/task")

@@ -17,7 +17,7 @@ from benchmarks.pairs import Pair
 from headgate.protocol.values import encode_value
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
-from headgate.store.tables import dag_run, task_instance
+from headgate.store.tables import dag_run, task_instance, task_stream, trigger_event
 from headgate.supervisor.logs import task_log_files
 
 WORKERS = 4
@@ -101,6 +101,17 @@ class Station:
                 select(dag_run.c.created_date, first, dag_run.c.ended_at).where(dag_run.c.id == run)
             ).one()
         return RunTimes(*row)
+
+    def first_of_map(self, run: int) -> tuple[datetime, datetime]:
+        """Return when the first event of a stream of a run was stored, and when the first instance of it began."""
+        of_stream = trigger_event.join(task_stream, task_stream.c.trigger_id == trigger_event.c.trigger_id)
+        stored = select(func.min(trigger_event.c.stored_at)).select_from(of_stream.join(task_instance))
+        begun = select(func.min(task_instance.c.started_at)).where(task_instance.c.map_index >= 0)
+        with self._engine.connect() as connection:
+            return (
+                connection.execute(stored.where(task_instance.c.dag_run_id == run)).scalar_one(),
+                connection.execute(begun.where(task_instance.c.dag_run_id == run)).scalar_one(),
+            )
 
     def steps_of(self, dag: str, run_id: str, task_id: str) -> list[StepTimes]:
         """Return the steps of a task's first try, by its log. Raises `BenchFailed` where that is not whole."""

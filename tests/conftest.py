@@ -1,27 +1,36 @@
 """Databases for tests: a file of SQLite and a database of PostgreSQL, both with the tables of this headgate.
 
-A test that takes `store` or `database_url` runs once on each. PostgreSQL is looked for at
-``HEADGATE_TEST_POSTGRES_URL``; where no server answers those tests skip, but never where ``CI`` is set.
+A test that takes `store` or `database_url` runs once on each. The server of PostgreSQL is the one that
+``HEADGATE_TEST_POSTGRES_URL`` names, or one of the tests' own; where none answers those tests skip, but never where
+``CI`` is set. Files are in memory where there is room: nothing here tells a power cut from a kill, and waiting for the
+disk took most of the time of a test. To use the disk, set ``TMPDIR``.
 """
 
 from __future__ import annotations
 
+import compileall
+import faulthandler
 import gc
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from cryptography.fernet import Fernet
 from psycopg import sql
-from sqlalchemy import text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
+from tests import postgres
 from tests.store.harness import WAITED_MAX_S, OpenStore, Query
 
 from headgate.child import queries
@@ -31,14 +40,71 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.store.tables import metadata
 
-POSTGRES_URL = os.environ.get("HEADGATE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 POSTGRES_CONNECT_TIMEOUT_S = 5  # a server on this machine answers at once
+ROOT = Path(__file__).parent.parent
+MEMORY_FOLDER = Path("/dev/shm")
+MEMORY_FREE_MIN = 6 << 30  # bytes; the largest databases of tests have one, and processes need some as well
 
 # Modules that tests write are changed within a second, which a file of compiled code does not tell.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
-
 CAMPAIGN_S_MAX = 900.0  # of one test: the longest that a busy machine may take for what a quiet one does in a minute
+HUNG_S = 60.0  # a process of tests ends so long after the time limit of its test, if that did not end the test
+STDERR = pytest.StashKey[int]()  # as it is outside of tests
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the folder for temporary files, also for the processes that tests start."""
+    config.stash[STDERR] = os.dup(2)
+    if not hasattr(config, "workerinput"):
+        _compile()
+    if "TMPDIR" not in os.environ and config.getoption("basetemp") is None and _has_room(MEMORY_FOLDER):
+        os.environ["TMPDIR"] = str(MEMORY_FOLDER)
+        tempfile.tempdir = None  # what was found before
+
+
+def _compile() -> None:
+    """Compile what has changed, once: else each of the thousand processes that tests start would, as none may write."""
+    for root in ("protocol", "runner", "supervisor"):
+        compileall.compile_dir(ROOT / root, quiet=2)
+
+
+def _has_room(folder: Path) -> bool:
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return False
+    # Such a folder may be larger than what is left of the memory that it takes its files from.
+    return min(shutil.disk_usage(folder).free, psutil.virtual_memory().available) >= MEMORY_FREE_MIN
+
+
+def pytest_unconfigure() -> None:
+    """Stop the server of PostgreSQL."""
+    postgres.close()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process if a test does not end, with the stacks of all threads; its tests are then said to have failed.
+
+    The time limit of a test is an exception: it does not end what catches it, nor a test that waits without Python.
+    """
+    _end_if_hung(item)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Limit the time of what remains of a failed test: all other limits are taken away, for a debugger."""
+    if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
+        _end_if_hung(node)
+
+
+def _end_if_hung(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0]) if marker is not None else float(item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit + HUNG_S, exit=True, file=item.config.stash[STDERR])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,8 +135,9 @@ def _secrets_of_this_test_alone() -> Iterator[None]:
 def postgres_admin() -> Iterator[psycopg.Connection[Any]]:
     """A connection that may make and drop databases."""
     try:
-        connection = psycopg.connect(POSTGRES_URL, autocommit=True, connect_timeout=POSTGRES_CONNECT_TIMEOUT_S)
-    except psycopg.OperationalError as error:
+        url = postgres.url_for_tests()
+        connection = psycopg.connect(url, autocommit=True, connect_timeout=POSTGRES_CONNECT_TIMEOUT_S)
+    except (psycopg.OperationalError, postgres.NoServer) as error:
         message = f"no PostgreSQL server answers: {error}"
         if os.environ.get("CI"):
             pytest.fail(message)
@@ -89,7 +156,7 @@ def make_postgres_url(postgres_admin: psycopg.Connection[Any]) -> Iterator[Calla
         name = f"headgate_test_{os.getpid()}_{next(numbers)}"
         postgres_admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         made.append(name)
-        return make_url(POSTGRES_URL).set(database=name).render_as_string(hide_password=False)
+        return make_url(postgres.url_for_tests()).set(database=name).render_as_string(hide_password=False)
 
     yield make
     for name in made:
@@ -104,15 +171,41 @@ def migrated_postgres_url(make_postgres_url: Callable[[], str]) -> str:
     return url
 
 
+@pytest.fixture(scope="session")
+def empty_tables(migrated_postgres_url: str) -> Iterator[Callable[[], None]]:
+    """Deletes all rows of that database: some rows are deleted much faster than tables are truncated."""
+    deletes = "; ".join(f'DELETE FROM "{table.name}"' for table in reversed(metadata.sorted_tables))
+    # A function of the session keeps its plans.
+    function = f"CREATE FUNCTION pg_temp.empty_tables() RETURNS void LANGUAGE plpgsql AS 'BEGIN {deletes}; END'"
+    connection: psycopg.Connection[Any] | None = None
+
+    def empty() -> None:
+        nonlocal connection
+        if connection is None:
+            connection = psycopg.connect(migrated_postgres_url, autocommit=True)
+            connection.execute(function)
+            # Without the triggers of foreign keys: their plans, made for empty tables, read all deleted rows of a table
+            # for each row. Whatever is deleted here is deleted with all that refers to it.
+            connection.execute("SET session_replication_role = replica")
+        connection.execute("SELECT pg_temp.empty_tables()")
+
+    def empty_again() -> None:
+        nonlocal connection
+        try:
+            empty()
+        except psycopg.OperationalError:  # a test has ended all connections
+            connection = None
+            empty()
+
+    yield empty_again
+    if connection is not None:
+        connection.close()
+
+
 @pytest.fixture
-def postgres_url(migrated_postgres_url: str) -> str:
+def postgres_url(migrated_postgres_url: str, empty_tables: Callable[[], None]) -> str:
     """A PostgreSQL database with tables and without rows."""
-    # Deleting a few rows is much faster than truncating, which makes new files. Nobody has to wait for the disk.
-    statements: list[sql.Composable] = [sql.SQL("SET LOCAL synchronous_commit = off")]
-    for table in reversed(metadata.sorted_tables):
-        statements.append(sql.SQL("DELETE FROM {}").format(sql.Identifier(table.name)))
-    with psycopg.connect(migrated_postgres_url) as connection:
-        connection.execute(sql.SQL("; ").join(statements))
+    empty_tables()
     return migrated_postgres_url
 
 
@@ -165,13 +258,21 @@ def secrets() -> Secrets:
     return Secrets([Fernet.generate_key().decode()], source="the tests")
 
 
+def _engine(url: str) -> Engine:
+    """Open an engine; for the database that tests share the same one again, which has compiled their statements."""
+    return open_engine(url) if url.startswith("sqlite") else _engine_once(url)
+
+
+_engine_once = cache(open_engine)
+
+
 @pytest.fixture
 def open_store(database_url: str, secrets: Secrets) -> Iterator[OpenStore]:
     """Opens any number of stores on the same database, each with a connection of its own."""
     stores: list[Store] = []
 
     def open_another(*, clock: Callable[[], datetime] | None = None) -> Store:
-        store = Store(open_engine(database_url), secrets=secrets, clock=clock)
+        store = Store(_engine(database_url), secrets=secrets, clock=clock)
         stores.append(store)
         return store
 
@@ -187,13 +288,29 @@ def store(open_store: OpenStore) -> Store:
 
 
 @pytest.fixture
-def query(database_url: str) -> Query:
+def query(database_url: str) -> Iterator[Query]:
     """Runs SQL on the database of the test, in a transaction of its own; returns the rows as dicts."""
-    opened = open_engine(database_url)
+    opened = _engine(database_url)
+    kept = opened.connect() if opened.dialect.name == "postgresql" else None  # to connect takes longer than to ask
 
     def run(statement: str, **parameters: Any) -> list[dict[str, Any]]:
-        with opened.begin() as connection:
-            result = connection.execute(text(statement), parameters)
-            return [dict(row._mapping) for row in result] if result.returns_rows else []
+        if kept is None:
+            with opened.begin() as connection:
+                return _rows(connection, statement, parameters)
+        try:
+            with kept.begin():
+                return _rows(kept, statement, parameters)
+        except OperationalError as error:
+            if not error.connection_invalidated:  # the test has ended all connections
+                raise
+        with kept.begin():
+            return _rows(kept, statement, parameters)
 
-    return run
+    yield run
+    if kept is not None:
+        kept.close()
+
+
+def _rows(connection: Connection, statement: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    result = connection.execute(text(statement), parameters)
+    return [dict(row._mapping) for row in result] if result.returns_rows else []

@@ -14,9 +14,11 @@ from pathlib import Path
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import states
 from headgate.supervisor import config
+from headgate.supervisor.metrics import catalogue
 
 ROOT = Path(__file__).parent.parent
-DEFERRAL = ROOT / "docs" / "deferral.md"
+DOCS = ROOT / "docs"
+DEFERRAL = DOCS / "deferral.md"
 
 # The subject of each limit, and its name in the code, which gives the reason.
 LIMITS = (
@@ -72,13 +74,15 @@ LIMITS = (
     ("the time that these took before, together, at most", "headgate.scheduling.bundles.BUNDLE_S"),
     ("the time of a step until those behind it go to others", "headgate.scheduling.bundles.RECALL_AFTER_S"),
     ("steps that a worker runs until it is replaced", "headgate.supervisor.executors.local.WORKER_STEPS_MAX"),
-    ("the time of a step that is resumed to fail, at least", "headgate.supervisor.tasks.core.FAIL_STEP_S"),
+    ("the wait before an endless task begins on another worker", "headgate.store.tasks.outcomes.MOVE_WAIT_S"),
+    ("this wait, doubled with each worker lost in a row", "headgate.store.tasks.outcomes.MOVE_WAIT_MAX_S"),
+    ("the time of a step that is resumed to fail, at least", "headgate.supervisor.tasks.steps.FAIL_STEP_S"),
     ("triggers claimed in one transaction", "headgate.supervisor.triggers.leases.CLAIM_TRIGGERS_MAX"),
 )
 # The settings that concern deferrable tasks, in the order of the table.
 SETTINGS = (
     *("dags_folder", "dags_look_s", "dag_parse_timeout_s", "import_paths", "pass_env"),
-    *("workers", "worker_memory_max_mib", "worker_grace_s"),
+    *("workers", "endless_workers_max", "worker_memory_max_mib", "worker_grace_s"),
     *("capacity", "queues", "heartbeat_s", "lease_silence_max_s", "poll_interval_s"),
     *("blocked_after_s", "cancel_grace_s", "hook_timeout_s", "drain_s"),
     *("log_folder", "task_log_bytes_max"),
@@ -116,12 +120,25 @@ def settings() -> str:
     return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows]) + "\n"
 
 
-TABLES: dict[str, Callable[[], str]] = {"transitions": transitions, "limits": limits, "settings": settings}
+def metrics() -> str:
+    """Return what supervisors measure as Markdown."""
+    rows = []
+    for metric in catalogue.ALL:
+        labels = ", ".join(f"`{name}`: {', '.join(values)}" for name, values in metric.labels)
+        rows.append(f"| `{metric.full_name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(["| name | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"
 
 
-def written(text: str) -> str:
-    """Return the document with its tables as the code has them. Raises ValueError if one has no place in it."""
-    for name, table in TABLES.items():
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    DEFERRAL: {"transitions": transitions, "limits": limits, "settings": settings},
+    DOCS / "metrics.md": {"metrics": metrics},
+}
+
+
+def written(path: Path) -> str:
+    """Return a document with its tables as the code has them. Raises ValueError if one has no place in it."""
+    text = path.read_text()
+    for name, table in TABLES[path].items():
         place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         body = table().replace("\\", r"\\")
         filled, places = place.subn(rf"\1\n{body}\n\2", text)
@@ -155,5 +172,6 @@ def _default(value: object) -> str:
 
 
 if __name__ == "__main__":
-    DEFERRAL.write_text(written(DEFERRAL.read_text()))
-    print(f"wrote the tables of {DEFERRAL.relative_to(ROOT)}")
+    for path in TABLES:
+        path.write_text(written(path))
+        print(f"wrote the tables of {path.relative_to(ROOT)}")

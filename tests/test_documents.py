@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
+import pytest
 import typer
 from tests import documents
-from tests.documents import DEFERRAL, ROOT
+from tests.documents import DEFERRAL, DOCS, ROOT
 
 from headgate.cli.main import app
+from headgate.supervisor.metrics.catalogue import ALL
 
 TESTS = ROOT / "tests"
-STREAMING, DAGS = ROOT / "docs" / "streaming.md", ROOT / "docs" / "dags.md"
-CHECKED = (DEFERRAL, STREAMING, DAGS)
+STREAMING, SIGNALS, DAGS = (ROOT / "docs" / f"{name}.md" for name in ("streaming", "signals", "dags"))
+CHECKED = (DEFERRAL, STREAMING, SIGNALS, DAGS)
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 
@@ -30,9 +33,17 @@ def checklist(page: Path, title: str, first_head: str) -> list[list[str]]:
     return [cells for cells in rows if cells[0].strip() != first_head]
 
 
-def test_the_tables_are_what_the_code_says() -> None:
-    text = DEFERRAL.read_text()
-    assert documents.written(text) == text, "`python -m tests.documents` writes them anew"
+@pytest.mark.parametrize("path", documents.TABLES, ids=lambda path: path.name)
+def test_the_tables_are_what_the_code_says(path: Path) -> None:
+    assert documents.written(path) == path.read_text(), "`python -m tests.documents` writes them anew"
+
+
+def test_every_alert_is_explained() -> None:
+    rules = (resources.files("headgate.supervisor.metrics") / "rules.yml").read_text()
+    alerts = set(re.findall(r"alert: (\w+)", rules))
+    assert alerts == set(re.findall(r"`(Headgate\w+)`", (DOCS / "metrics.md").read_text()))
+    used = set(re.findall(r"\bheadgate_\w+", rules))
+    assert used <= {metric.full_name + end for metric in ALL for end in ("", "_sum")}, "alerts on what is not measured"
 
 
 def test_every_test_that_the_checklist_names_is_there() -> None:
@@ -44,7 +55,11 @@ def test_every_test_that_the_checklist_names_is_there() -> None:
 def test_every_row_of_the_checklist_names_a_test_or_says_why_not() -> None:
     rows = checklist(DEFERRAL, "Checklist", "heading")
     assert {len(cells) for cells in rows} == {4}
-    proposed = checklist(STREAMING, "Beside Airflow's proposal", "the proposal says")
+    proposed = [
+        cells
+        for page in (STREAMING, SIGNALS)
+        for cells in checklist(page, "Beside Airflow's proposal", "the proposal says")
+    ]
     assert {len(cells) for cells in proposed} == {3}
     mapped = checklist(DAGS, "Mapped tasks beside Airflow's", "Airflow")
     assert {len(cells) for cells in mapped} == {3}

@@ -46,6 +46,14 @@ class Listening(BaseOperator):
         return [time.time() for _ in zip(range(context["params"]["sends"]), signals, strict=False)]
 
 
+class Sending(BaseOperator):
+    """Sends a signal."""
+
+    def execute(self, context: Context) -> None:
+        """Send it at once."""
+        SignalService().send_signal("bench", context["run_id"])
+
+
 class AtOnce(BaseTrigger):
     """Fires as soon as it runs, and notes when."""
 
@@ -114,6 +122,39 @@ class Counting(BaseTrigger):
         last = await self.last_event()
         for number in range(1 if last is None else last.payload + 1, self.upto + 1):
             yield TriggerEvent(number)
+
+
+class Pages(Counting):
+    """Fires them as pages with one number each."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return this class and the last number."""
+        return f"{__name__}.Pages", {"upto": self.upto}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield the pages."""
+        last = await self.last_event()
+        for number in range(1 if last is None else last.payload[0] + 1, self.upto + 1):
+            yield TriggerEvent([number], is_last=number == self.upto)
+
+
+class Emitting(BaseOperator):
+    """Emits the numbers of pages, as many in a step as there are."""
+
+    emits = True
+
+    def __init__(self, *, upto: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.upto = upto
+
+    def execute(self, context: Context) -> None:
+        """Defer once."""
+        self.defer(trigger=Pages(self.upto), stream=True)
+
+    def handle_trigger_events(self, events: Any, context: Context) -> None:
+        """Emit what has come."""
+        for event in events:
+            self.emit(event.payload[0])
 
 
 class Streaming(BaseOperator):

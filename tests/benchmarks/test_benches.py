@@ -6,16 +6,28 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from benchmarks.__main__ import NAMES
+from benchmarks.bench_mqtt import mosquitto_is_there
+from benchmarks.bench_nats import nats_answers
+from benchmarks.bench_outbox import outbox_answers
+from benchmarks.bench_rabbitmq import rabbitmq_answers
 from benchmarks.bench_redis import redis_answers
 from benchmarks.databases import postgresql_answers
 from benchmarks.harness import Document, Options, measure, options_of, parser, rendered
 
 ROOT = Path(__file__).parents[2]
+ANSWERS: dict[str, Callable[[], bool]] = {
+    "redis": redis_answers,
+    "outbox": outbox_answers,
+    "rabbitmq": rabbitmq_answers,
+    "nats": nats_answers,
+    "mqtt": mosquitto_is_there,
+}
 # Where the two databases are driven differently: the drivers, the proxy. The others would only take longer.
 ON_BOTH = {"consume", "intake", "push", "slow_database"}
 # Units of what a tiny run may not show: memory of a few triggers, statements and CPU seconds of 0.2 s of idleness.
@@ -27,13 +39,14 @@ def tiny(kind: str) -> Options:
     return options_of(parser("benchmarks").parse_args(["--tiny", "--db", kind]))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_benchmark_runs_and_every_figure_has_its_baseline(name: str, kind: str) -> None:
     if kind == "postgresql" and (name not in ON_BOTH or not postgresql_answers()):
         pytest.skip("shown on SQLite" if name not in ON_BOTH else "no PostgreSQL server answers")
-    if name == "redis" and not redis_answers() and "CI" not in os.environ:
-        pytest.skip("no Redis server answers")
+    if name in ANSWERS and not ANSWERS[name]() and "CI" not in os.environ:
+        pytest.skip("its server does not answer")
     bench = importlib.import_module(f"benchmarks.bench_{name}").BENCH
     document = measure(bench, tiny(kind))
     assert document.bench == name

@@ -13,7 +13,6 @@ from inotify_simple import Event, flags  # type: ignore[import-untyped]
 from tests.brokers.filelog_harness import CLEAN, reading
 from trio.testing import wait_all_tasks_blocked
 
-from headgate.brokers import filelog_reading
 from headgate.brokers.filelog import (
     FileLogCorrupt,
     FileLogError,
@@ -21,6 +20,7 @@ from headgate.brokers.filelog import (
     FileLogRewritten,
     FileLogWriter,
 )
+from headgate.brokers.filelogs import reading as filelog_reading
 
 NOTICES_MAX = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 

@@ -13,11 +13,11 @@ import trio
 from tests.brokers.filelog_harness import CLEAN, FAILED, NOBODY, REJECTED, offsets, reading, rejected
 from trio.testing import wait_all_tasks_blocked
 
-from headgate.brokers import filelog_reading
 from headgate.brokers.filelog import (
     FileLogPosition,
     FileLogWriter,
 )
+from headgate.brokers.filelogs import reading as filelog_reading
 from headgate.triggers.shared_stream import AdvanceOutcome, Undecodable
 
 # --- committing ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from headgate.brokers.filelog import FileLogBusy, FileLogProducer, FileLogWriter
 
 HOLD = """
 import sys
-from headgate.brokers import filelog_storage as storage
+from headgate.brokers.filelogs import storage
 assert storage.try_lock(sys.argv[1], "g") is not None
 print("held", flush=True)
 sys.stdin.read()
@@ -28,7 +28,7 @@ sys.stdin.read()
 # The fork says its pid and which file the descriptor of the lock is there, and lives until it is killed.
 HOLD_AND_FORK = """
 import os, signal, sys
-from headgate.brokers import filelog_storage as storage
+from headgate.brokers.filelogs import storage
 fd = storage.try_lock(sys.argv[1], "g")
 assert fd is not None
 if os.fork() == 0:

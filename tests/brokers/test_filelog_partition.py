@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.brokers.filelog_partition import FileLogPosition, Partition
-from headgate.brokers.filelog_storage import FileLogError
+from headgate.brokers.filelogs.partition import FileLogPosition, Partition
+from headgate.brokers.filelogs.storage import FileLogError
 from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome
 
 CLEAN = AdvanceOutcome(acked=2)

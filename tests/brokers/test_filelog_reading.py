@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.brokers import filelog_reading as reading
-from headgate.brokers.filelog_reading import BadLine, FileMoved, Line
-from headgate.brokers.filelog_storage import FileLogError, Seal
+from headgate.brokers.filelogs import reading
+from headgate.brokers.filelogs.reading import BadLine, FileMoved, Line
+from headgate.brokers.filelogs.storage import FileLogError, Seal
 
 
 def read(path: Path, position: int = 0, *, line_bytes_max: int = 1000, scanned_to: int = 0) -> reading.Chunk:

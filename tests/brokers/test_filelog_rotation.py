@@ -19,8 +19,8 @@ from tests.brokers.filelog_harness import CLEAN, FAILED, Reader, offsets, readin
 
 from headgate.brokers import filelog_offsets
 from headgate.brokers.filelog import FileLogPosition, FileLogRewritten
-from headgate.brokers.filelog_storage import load_offsets
 from headgate.brokers.filelog_writer import FileLogWriter
+from headgate.brokers.filelogs.storage import load_offsets
 
 OLD = [f"old {number}" for number in range(6)]
 NEW = [f"new {number}" for number in range(6)]  # lines of the same length

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate.brokers import filelog_storage as storage
-from headgate.brokers.filelog_storage import FileEntry, FileLogCorrupt, FileLogError, RejectedLine, Seal
+from headgate.brokers.filelogs import storage
+from headgate.brokers.filelogs.storage import FileEntry, FileLogCorrupt, FileLogError, RejectedLine, Seal
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_draft_that_was_cut_at_any_byte_leaves_the_old_offsets(folder: str) ->
 
 STORE_FOR_EVER = """
 import sys
-from headgate.brokers import filelog_storage as storage
+from headgate.brokers.filelogs import storage
 for offset in range(int(sys.argv[2]), 10**9):
     files = [
         storage.FileEntry("0a1b2c3d", name, name, 7, storage.Seal(2, 9), offset, storage.Seal(2, 9), offset, 8)

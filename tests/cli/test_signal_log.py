@@ -10,6 +10,9 @@ from tests.store.signals.test_waits import Waits, sensor
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.client import Client
+from headgate.protocol.messages.dags import DagSpec, SignalSchedule, TaskSpec
+from headgate.protocol.messages.rules import SignalRule
+from headgate.protocol.messages.signals import Predicate
 from headgate.store.store import Store
 
 
@@ -49,6 +52,63 @@ def test_a_signal_is_sent_to_one_run(call_database: Any, etl: Tasks) -> None:
     etl.store.tasks.cancel_run(etl.run)
 
 
+def test_a_signal_starts_a_run_with_it(call_database: Any, etl: Tasks) -> None:
+    called = call_database("signals", "send", "a", "1", "--start", "etl")
+    assert called.out == "sent version 1 of a\na run of etl is open already\n"
+    etl.store.tasks.cancel_run(etl.run)
+    etl.store.tasks.set_paused("etl", is_paused=True)
+    called = call_database("signals", "send", "a", "2", "--start", "etl")
+    assert called.out.splitlines()[0] == "sent version 2 of a"
+    assert called.out.splitlines()[1].startswith("created run manual__2")
+    assert "the DAG is paused: the run waits for `headgate dags unpause etl`" in called.out
+    (row,) = call_database("signals", "send", "a", "3", "--start", "etl", "--json").rows()
+    assert (row["version"], row["run_id"]) == (3, None)
+
+
+def test_a_dag_on_signals_says_what_it_waits_for(call_database: Any, etl: Tasks) -> None:
+    rule = SignalRule("model", predicate=Predicate("at_least", b"3"))
+    batch = SignalSchedule((rule,), "batch", 3)
+    tasks = (TaskSpec("a", "Op"),)
+    spec = DagSpec("eval", batch, tasks=tasks, end_on=(SignalRule("drain", action="STOP"),))
+    store = etl.store
+    store.tasks.save_file(etl.epoch, "eval.py", [spec])
+
+    def settle() -> None:
+        while store.scheduling.consider_signals(etl.epoch).has_more:
+            pass
+        store.scheduling.create_event_runs(etl.epoch)
+        store.scheduling.plan(etl.epoch)
+
+    assert "the DAG eval: no signal waits for a run" in call_database("why", "eval").out
+    call_database("signals", "send", "model", "4")
+    call_database("signals", "send", "model", "2")
+    settle()
+    (why,) = call_database("why", "eval", "--json").rows()
+    assert why["reason"] == "contract"
+    assert why["headline"] == "the DAG eval: 1 signal waited for a run of 3 signals of 'model', at_least 3"
+    assert why["next"] == "a run is created when 2 more have come"
+    (shown,) = call_database("dags", "show", "eval", "--json").rows()
+    place = {"rule": "'model', at_least 3", "seen_version": 2, "last_version": 2, "waiting": 1}
+    assert (shown["signals"], shown["end_on"], shown["waiting_events"]) == ([place], ["'drain'"], 1)
+    assert (
+        "held against 2 of 2 versions; 1 signal that met it waited for runs"
+        in call_database("dags", "show", "eval").out
+    )
+    (key,) = call_database("signals", "show", "model", "--json").rows()
+    assert [(one["dag"], one["run_id"], one["task_id"]) for one in key["waiting"]] == [("eval", None, None)]
+    store.tasks.set_paused("eval", is_paused=True)
+    (why,) = call_database("why", "eval", "--json").rows()
+    assert (why["reason"], why["next"]) == ("paused", "`headgate dags unpause eval`")
+    store.tasks.set_paused("eval", is_paused=False)
+    for value in ("5", "6"):
+        call_database("signals", "send", "model", value)
+    settle()
+    (run,) = call_database("runs", "show", "eval", "latest", "--json").rows()
+    assert (run["run_type"], run["signals"]) == ("signal", [f"version {n} of model" for n in (1, 3, 4)])
+    assert run["end_on"] == ["'drain'; held against 0 of 0 versions"]
+    assert "there is no trigger or watcher named 'nothing'" in call_database("why", "nothing").err
+
+
 def test_a_listener_prints_what_is_there_and_what_comes(call_database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         call_database("signals", "send", "a", str(number))
@@ -76,7 +136,7 @@ def test_a_key_is_shown_with_the_tasks_that_wait_for_it(call_database: Any, user
     waits.consider()
     (shown,) = call_database("signals", "show", "labels", "--json").rows()
     of_task = {"dag": "etl", "run_id": "r1", "task_id": "wait", "seen_version": 1}
-    assert shown["waiting"] == [of_task | {"has_rule": False, "waits": True}]
+    assert shown["waiting"] == [of_task | {"has_rule": False, "waits": True, "is_asked": False, "error": None}]
     assert call_database("signals", "show", "labels").out.splitlines()[-1].split() == ["etl", "r1", "wait", "1"]
     called = call_database("signals", "forget", "labels")
     assert (called.code, "the key 'labels' is in use" in called.err) == (1, True)
@@ -100,6 +160,8 @@ def test_a_key_is_forgotten(call_database: Any) -> None:
         (("list", "--after", "3"), "name it"),
         (("list", "a", "--newest", "3", "--after", "3"), "--newest goes with none of"),
         (("listen", ""), "the key of a signal"),
+        (("send", "a", "--start", "nothing"), "there is no DAG named 'nothing'"),
+        (("send", "a", "--start", "d", "--run", "d", "r"), "--start goes without --run"),
         (("show", "nothing"), "there is no key of signals named 'nothing'"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.store.harness import register
 
-from headgate.protocol.messages.runner import FinishedTrigger
+from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger
 from headgate.store.store import Store
 from headgate.supervisor.serve import machine_identity, start_of_process
 
@@ -96,3 +96,21 @@ def test_a_database_that_cannot_be_used_is_exit_code_3(call: Any, tmp_path: Path
     assert call("db", "upgrade").code == 0
     (home / "fernet.key").unlink(missing_ok=True)
     assert call("status").code == 3
+
+
+def test_streams_are_listed_and_shown_with_those_that_they_wait_for(call_database: Any, users_store: Store) -> None:
+    epoch = register(users_store)
+    fail(users_store, epoch, "w", "x")
+    of_log = [DescribedTrigger(users_store.inspect.find_trigger(name), f"d {name}", "d", "the log") for name in "wx"]
+    users_store.claim_triggers(epoch, limit=100, queues=("default",))
+    users_store.store_slice(epoch, described=of_log)
+    (row,) = call_database("streams", "list", "--json").rows()
+    assert (row["name"], row["subscribers"], row["missing"]) == ("the log", 2, 2)
+    assert "the log" in call_database("streams", "list").out
+    shown = call_database("streams", "show", "x")
+    assert (shown.code, shown.err) == (0, "")
+    assert "it has failed once" in shown.out
+    assert "last error:\n  KeyError: 'a\\x1b[31m'" in shown.out
+    (found,) = call_database("streams", "show", str(row["id"]), "--json").rows()
+    assert [reader["name"] for reader in found["readers"]] == ["w", "x"]
+    assert call_database("streams", "show", "nothing").code == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.brokers.redis_streams import RedisStreamTrigger
+from headgate.brokers.broker_trigger import BrokerTrigger
 from headgate.cli.sources import SOURCES
 
 
@@ -164,7 +164,7 @@ def test_a_source_is_added_without_python_and_tried_as_any_other(call_database: 
         (["redis://shop/orders"], "it needs the argument 'group'"),
         (["redis://shop/?group=g"], "it must be SCHEME://CONNECTION/NAME"),
         (["redis:///orders?group=g"], "it must be SCHEME://CONNECTION/NAME"),
-        (["kafka://shop/orders?group=g"], "there is no source kafka://; there is redis://"),
+        (["kafka://shop/orders?group=g"], "there is no source kafka://; there are redis://, nats://, postgres://"),
         (["redis://me:hunter22@host/orders?group=g"], "it names a stored connection, not an address"),
         (["redis://shop/orders?group=g&lanes=x"], "the unknown argument 'lanes'; did you mean 'lane'?"),
         (["redis://shop/orders?group=g&group=h"], "it has 'group' twice"),
@@ -185,8 +185,9 @@ def test_without_class_and_source_there_is_nothing_to_add(call_database: Any) ->
     assert (called.code, "give the class of the trigger, or --from" in called.err) == (2, True)
 
 
-@pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
-def test_a_source_has_every_argument_of_its_trigger(source: Any) -> None:
+@pytest.mark.parametrize(("scheme", "source"), SOURCES.items(), ids=list(SOURCES))
+def test_a_source_has_every_argument_of_its_trigger(scheme: str, source: Any) -> None:
     cls = pkgutil.resolve_name(source.classpath)
-    assert issubclass(cls, RedisStreamTrigger)
+    assert issubclass(cls, BrokerTrigger)
+    assert cls.scheme == scheme
     assert {"connection", source.path, *source.arguments} == set(inspect.signature(cls).parameters)

@@ -27,6 +27,9 @@ FILES = {
         "dags/evaluate.py",
         "dags/labels.py",
         "dags/follow.py",
+        "dags/ingest.py",
+        "dags/gate.py",
+        "dags/score.py",
     },
 }
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

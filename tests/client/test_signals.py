@@ -30,6 +30,18 @@ def test_a_program_sends_and_lists_signals(store: Store) -> None:
         assert client.list_signals("nothing") == []
 
 
+def test_a_program_starts_a_run_with_signals(store: Store, query: Any) -> None:
+    tasks = Tasks(store, query)
+    with client_of(store) as client:
+        assert client.send_and_start("etl", [Send("model", 1), Send("labels", 2)]) == (
+            [SentSignal(1, True), SentSignal(1, True)],
+            None,
+        )
+        store.tasks.cancel_run(tasks.run)
+        _, run_id = client.send_and_start("etl", [Send("model", 3)])
+        assert str(run_id).startswith("manual__")
+
+
 def test_a_program_sends_a_signal_to_one_run(store: Store, query: Any) -> None:
     tasks = Tasks(store, query)
     with client_of(store) as client:

@@ -90,14 +90,14 @@ class Run:
         """The log of a task."""
         return list(read(self.station.home / "logs", self.dag, self.run_id, task, try_number))
 
-    def logged(self, task: str, event: str) -> list[Record]:
+    def logged(self, task: str, event: str, try_number: int | None = None) -> list[Record]:
         """The records of a task's log with an event of which this is a part."""
-        return [record for record in self.log(task) if event in str(record["event"])]
+        return [record for record in self.log(task, try_number) if event in str(record["event"])]
 
-    def wait_logged(self, task: str, event: str) -> Record:
-        """Wait until there is one; return the first."""
+    def wait_logged(self, task: str, event: str, try_number: int | None = None) -> Record:
+        """Wait until there is one: what a supervisor has to say of an end is logged after the end is stored."""
         found: list[Record] = wait_until(
-            lambda: self.logged(task, event), lambda: f"{event!r} in the log of {task}: {self.log(task)}"
+            lambda: self.logged(task, event, try_number), lambda: f"{event!r} in the log of {task}: {self.log(task)}"
         )
         return found[0]
 

@@ -24,7 +24,7 @@ def test_the_examples_do_what_the_document_says(start_station: StartStation, tmp
     (tmp_path / "made" / f"{run.run_id}.new").write_text("twelve orders\nand no complaint\n")
     (tmp_path / "made" / f"{run.run_id}.new").rename(tmp_path / "made" / f"{run.run_id}.txt")
     assert run.wait_end() == {"report": "success", "send": "success"}
-    assert run.logged("send", "sent: twelve orders")
+    run.wait_logged("send", "sent: twelve orders")
     of_trigger = station.run("without_a_worker").wait(wait="deferred")
     assert not of_trigger.logged("wait", "begun"), "no worker has had it"
     (tmp_path / "inbox").mkdir()

@@ -74,7 +74,7 @@ def test_wait_for_file(copied: Path, start_station: StartStation, tmp_path: Path
     beside.rename(beside.with_suffix(".csv"))
     assert run.wait_end() == {"wait": "success", "count_rows": "success"}
     assert run.xcom("count_rows") == 2
-    assert run.logged("count_rows", "inbox/orders.csv has 2 rows")
+    run.wait_logged("count_rows", "inbox/orders.csv has 2 rows")
 
 
 def test_poll_endpoint(copied: Path, endpoint: Endpoint, start_station: StartStation) -> None:
@@ -100,7 +100,7 @@ def test_load_pages(copied: Path, start_station: StartStation, tmp_path: Path) -
         assert run.wait_end() == {"load": "success", "report": "success"}
     assert loaded(tmp_path, run.run_id) == {number: 3 for number in range(PAGES - 1)} | {PAGES - 1: 1}
     assert run.xcom("load") == 3 * (PAGES - 1) + 1
-    assert run.logged("report", f"{3 * (PAGES - 1) + 1} users on {PAGES} pages")
+    run.wait_logged("report", f"{3 * (PAGES - 1) + 1} users on {PAGES} pages")
     assert len(station.query("SELECT id FROM trigger WHERE classpath LIKE '%.HttpPagesTrigger'")) == 1
     steps = [record["method"] for record in run.log("load") if record["event"] == "begun"]
     assert steps[0] == "execute"
@@ -161,7 +161,7 @@ def test_daily_chain(copied: Path, start_station: StartStation, tmp_path: Path) 
     (begun,) = (tmp_path / "days").iterdir()
     begun.with_suffix(".done").touch()
     assert set(run.wait_end().values()) == {"success"}
-    assert run.logged("report", "twelve orders")
+    run.wait_logged("report", "twelve orders")
     assert [row["run_id"] for row in station.query("SELECT run_id FROM dag_run")] == [run.run_id], "no other day's"
 
 

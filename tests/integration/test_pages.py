@@ -82,14 +82,14 @@ def test_the_whole_dag_does_what_the_page_says(start_station: StartStation, file
     states = dict.fromkeys(("export", "read", "choose", "nothing_to_tell", "close"), "success") | {"tell": "skipped"}
     assert run.wait_end() == states
     assert run.row("read")["try_number"] == 2
-    assert run.logged("close", "closed with a total of 7050")
+    run.wait_logged("close", "closed with a total of 7050")
 
 
 def test_the_mapped_dag_does_what_the_page_says(start_station: StartStation, files: Path) -> None:
     station = start_station(import_paths=".")
     run = station.run("mapped")
     assert run.wait_end() == dict.fromkeys(("list_shops", "add_up", "copy", "compare", "report"), "success")
-    assert run.logged("report", "2 shops, 2090 in all; copied: ['to berlin', 'to bonn', 'to kiel']")
+    run.wait_logged("report", "2 shops, 2090 in all; copied: ['to berlin', 'to bonn', 'to kiel']")
     rows = station.query("SELECT task_id, map_index, map_name, state FROM task_instance WHERE map_index >= 0")
     of_shops = sorted((row["map_index"], row["map_name"], row["state"]) for row in rows if row["task_id"] == "add_up")
     assert of_shops == [(0, "berlin", "success"), (1, None, "skipped"), (2, "kiel", "success")]
@@ -103,7 +103,7 @@ def test_the_grouped_dag_does_what_the_page_says(start_station: StartStation, fi
     others = ("days", "total", "show", "site.crawl", "site.pages")
     assert run.wait_end() == dict.fromkeys((*body, *others), "success")
     assert (run.xcom("total"), run.xcom("site.pages")) == (9, ["/", "/a", "/b", "/c"])
-    assert run.logged("show", "1.41421356")
+    run.wait_logged("show", "1.41421356")
     (row,) = station.query("SELECT count(*) AS iterations FROM task_instance WHERE task_id = 'refine.improve'")
     assert row["iterations"] == 1 + 4  # and the task itself
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import redis
+from tests.brokers.servers.absent import skip_or_fail
 
 from headgate.testing import run_trigger
 
@@ -57,7 +60,7 @@ def run_commands(text: str, folder: Path) -> str:
 
 def test_a_first_trigger_runs_as_the_readme_says(tmp_path: Path) -> None:
     text = section("README.md", "A first trigger")
-    orders, _ = blocks(text, "python")
+    (orders,) = blocks(text, "python")
     (tmp_path / "orders.py").write_text(orders)
     printed = run_commands(text, tmp_path)
     assert "added watcher big-orders" in printed
@@ -67,8 +70,26 @@ def test_a_first_trigger_runs_as_the_readme_says(tmp_path: Path) -> None:
     assert "5000" in listed[1], printed
 
 
-def test_the_heartbeat_of_the_readme_fires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, heartbeat = blocks(section("README.md", "A first trigger"), "python")
+def test_a_real_broker_is_read_as_the_readme_says(tmp_path: Path) -> None:
+    text = section("README.md", "A real broker")
+    stream = f"payments-{os.getpid()}"  # the server is the machine's
+    with redis.Redis() as server:
+        try:
+            server.ping()
+        except redis.ConnectionError as error:
+            skip_or_fail(f"no Redis server answers: {error}")
+        assert shutil.which("redis-cli"), "the page uses it"
+        try:
+            begin = "```sh\nexport HEADGATE_HOME=$PWD/home\nheadgate db upgrade\n```\n"
+            printed = run_commands(begin + text.replace("payments", stream), tmp_path)
+        finally:
+            server.delete(stream)
+    assert f"added watcher {stream}" in printed
+    assert '{"id":7,"amount":90}' in printed, printed
+
+
+def test_the_heartbeat_of_the_document_fires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (heartbeat,) = blocks(section("docs/brokers.md", "A trigger without a broker"), "python")
     (tmp_path / "heartbeat.py").write_text(heartbeat)
     monkeypatch.syspath_prepend(tmp_path)
     from heartbeat import Heartbeat  # type: ignore[import-not-found,unused-ignore]

@@ -63,7 +63,7 @@ def test_a_trigger_that_does_not_fire_in_time_fails_the_try_and_is_cancelled_wit
     assert run.wait_end() == limited.wait_end() == {"a": "failed"}
     assert run.row("a")["try_number"] == 2, "its retries count"
     for number in (1, 2):
-        (failure,) = [record for record in run.log("a", number) if record["event"] == "failed"]
+        failure = run.wait_logged("a", "failed", number)
         assert "the trigger had not fired when the timeout of the deferral was over" in failure["error"]
         assert "TriggerTimeout" in failure["error"]
     # execution_timeout counts while a task is deferred, too.
@@ -195,5 +195,5 @@ def test_another_triggerer_resumes_the_tasks_of_one_that_is_killed_each_once(sta
     for run in running:
         assert run.wait_end() == {"a": "success"}
         assert (run.told("a 1 execute"), run.told("a 2 execute")) == (1, 1), "a try that was lost is a try"
-        assert "is gone" in run.log("a", 1)[-1]["error"]
+        assert "is gone" in run.wait_logged("a", "the worker was lost", 1)["error"]
     assert other.stop() == 0

@@ -157,7 +157,7 @@ def test_a_task_that_fails_is_tried_again_after_a_delay_that_doubles(scheduled: 
     assert run.wait_end() == {"a": "success"}
     assert run.xcom("a") == 3
     for number, delay_s in ((1, 0.1), (2, 0.2)):
-        (failed,) = [record for record in run.log("a", number) if record["event"] == "failed"]
+        failed = run.wait_logged("a", "failed", number)
         assert failed["state"] == "up_for_retry"
         assert f"not this time ({number})" in failed["error"]
         assert seconds_between(failed, run.log("a", number + 1)[0]) > delay_s - 0.05  # it is logged after it is stored

@@ -206,3 +206,55 @@ def test_a_task_starts_again_and_again_until_its_run_is_ended(start_station: Sta
     assert len(run.logged("look", "first")) == 1
     assert len(run.logged("look", "at a whole second: True")) >= 1
     assert run.logged("look", "at a whole second: False") == []
+
+
+DECIDES = """
+import os
+
+from headgate.signals import RESTART, On, SignalAction
+from headgate.tasks import DAG, BaseOperator
+
+class Retrain(BaseOperator):
+    def execute(self, context):
+        return [one.version for one in context["signals"]]
+
+    def on_signal(self, signal):
+        print("drift", signal.value)
+        if signal.value == "dies":
+            os._exit(7)
+        return RESTART if signal.value > 0.2 else SignalAction.NONE
+
+class Hangs(BaseOperator):
+    def on_signal(self, signal):
+        os.read(os.pipe()[0], 1)  # for ever
+
+with DAG("decides"):
+    Retrain(task_id="train", signals=[On("drift")])
+
+with DAG("hangs"):
+    Hangs(task_id="train", signals=[On("drift")])
+"""
+
+
+def test_an_operator_decides_what_signals_do_while_another_hangs(
+    start_station: StartStation, database_url: str, keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without bells the next poll would come after this.
+    station = start_station(poll_interval_s="3600", lease_silence_max_s="7200")
+    station.write("decides.py", DECIDES)
+    station.run("hangs")
+    run = station.run("decides")
+    monkeypatch.setenv("HEADGATE_FERNET_KEYS", keys)
+    with open_client(database_url) as client:
+        for value in (0.1, 0.3, "dies", 0.15):
+            client.send_signal("drift", value)
+    run.wait(train="success")
+    assert run.xcom("train") == [2]
+    given_up = run.wait_logged("train", "on_signal has failed, try 3 of 3: the signal does nothing")
+    assert (given_up["key"], given_up["version"]) == ("drift", 3)
+    assert given_up["error"] == "the process that decided it exited with code 7"
+    wait_until(lambda: run.logged("train", "drift 0.15"), "the one behind it")
+    decided = [(one["version"], one["action"]) for one in run.logged("train", "on_signal has decided")]
+    assert decided[:2] == [(1, "NONE"), (2, "RESTART")]
+    (told,) = station.store.signals.waiting("drift", limit=9)[1:]
+    assert told.error == "version 3, try 3 of 3: the process that decided it exited with code 7"

@@ -167,6 +167,6 @@ def test_the_examples_of_the_document_do_what_it_says(start_station: StartStatio
     assert run.xcom("load") == USERS
     with sqlite3.connect(tmp_path / "users.db") as database:
         assert database.execute("SELECT count(*), max(id) FROM user").fetchone() == (USERS, USERS)
-    assert run.logged("report", f"{USERS} users")
+    run.wait_logged("report", f"{USERS} users")
     pages = list(range(0, USERS, USERS_A_PAGE))
     assert api.asked == sorted([*pages, 10]), "each page once, and the one that failed again"

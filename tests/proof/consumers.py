@@ -39,6 +39,7 @@ from tests.proof.supervisors import Supervisors
 from headgate.store.db.engine import open_engine
 
 SUPERVISORS = 2
+MISSED_LINES = 50  # of each log, behind each look that found no open batch: they keep the worker busy
 PARTITIONS = 1  # of each log: its lines are stored in their order, whatever is delivered again
 LIFE_S_MAX = 0.5  # of a worker from its first batch on; at random, at most
 INSIDE = ("begun", "written")  # what a worker says last while it has a batch
@@ -259,7 +260,7 @@ class Campaign:
         if self._last_word() in INSIDE:
             return True
         send(worker.pid, signal.SIGCONT)
-        self._feed(self._written() + 2 * len(WATCHERS))
+        self._feed(self._written() + MISSED_LINES * len(WATCHERS))
         self._pause.wait(self._random.uniform(0.0, LOOK_INTERVAL_S))
         return False
 

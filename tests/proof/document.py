@@ -22,6 +22,7 @@ SECTIONS = {
     "stream crash": "## Crash tests of task streams\n\nNot run yet: `make crash`.",
     "map crash": "## Crash tests of mapped tasks\n\nNot run yet: `make crash`.",
     "signal crash": "## Crash tests of signals\n\nNot run yet: `make crash`.",
+    "signals over gRPC": '## Signals over gRPC\n\nCounted by `make proof ARGS="-k remote_signals"`.',
     "simulation": "## Simulation\n\nNot run yet: `make simulate ARGS=--proof`.",
     "simulation of tasks": '## Simulation of tasks\n\nNot run yet: `make simulate ARGS="--tasks --proof"`.',
     "simulation of groups": '## Simulation of groups\n\nNot run yet: `make simulate ARGS="--groups --proof"`.',
@@ -31,9 +32,9 @@ SECTIONS = {
 HEAD = """\
 # Proof
 
-What was counted last, written by the commands themselves and by nobody's hand: `make crash`,
-`make simulate SEEDS=N ARGS=--proof` and `make consumers ARGS=--proof`. Each section names its command, its commit and
-its date.
+What was counted last, written by the commands themselves and, but for signals over gRPC, by nobody's hand:
+`make crash`, `make simulate SEEDS=N ARGS=--proof` and `make consumers ARGS=--proof`. Each section names its command,
+its commit and its date.
 """
 
 

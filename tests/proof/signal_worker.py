@@ -1,7 +1,8 @@
-"""``python -m tests.proof.signal_worker URL send NUMBER COUNT | consider``: a process that dies at marks, by chance.
+"""``python -m tests.proof.signal_worker URL send|count NUMBER COUNT, or URL consider``: a process with signals.
 
-A sender sends its signals by their dedups, from the first on, and says what was acknowledged. The other holds waits
-against them until it is ended. ``--dies-one-in N``: at a mark of signals, in so many cases, it kills itself.
+A sender sends its signals by their dedups, from the first on, and says what was acknowledged. Another holds waits
+against them until it is ended. ``count`` is a program of a user's that sends its numbers under one key, one a call.
+``--dies-one-in N``: at a mark of signals, in so many cases, the process kills itself.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import argparse
 import os
 import random
 import signal
+import sys
 import time
 
 from tests.store.harness import register
 
+from headgate.client import open_client
 from headgate.protocol import marks
 from headgate.protocol.values import encode_value
 from headgate.store.db.engine import open_engine
@@ -55,6 +58,17 @@ def send(store: Store, number: int, count: int) -> None:
     print("done", flush=True)
 
 
+def count(url: str, number: int, upto: int) -> None:
+    with open_client(url) as client:
+        for item in range(upto):
+            while True:
+                try:
+                    client.send_signal(KEYS[0], [number, item], dedup=f"{number}.{item}")
+                    break
+                except DatabaseAway:
+                    continue
+
+
 def consider(store: Store) -> None:
     epoch = register(store)
     while True:
@@ -68,12 +82,15 @@ def consider(store: Store) -> None:
 if __name__ == "__main__":
     flags = argparse.ArgumentParser()
     flags.add_argument("url")
-    flags.add_argument("what", choices=("send", "consider"))
+    flags.add_argument("what", choices=("send", "consider", "count"))
     flags.add_argument("numbers", nargs="*", type=int)
     flags.add_argument("--dies-one-in", type=int, default=0)
     given = flags.parse_args()
     if given.dies_one_in:
         die_by_chance(given.dies_one_in)
+    if given.what == "count":
+        count(given.url, *given.numbers)
+        sys.exit()
     with Store(
         open_engine(given.url), secrets=Secrets([os.environ["HEADGATE_FERNET_KEYS"]], source="the test")
     ) as opened:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.proof.signal_worker import KEYS
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
+from headgate.client import open_client
 from headgate.protocol.messages.dags import StartTrigger, TaskSpec
 from headgate.protocol.messages.signals import SIGNAL_TRIGGER, SignalWait
 from headgate.protocol.values import decode_value
@@ -24,8 +26,10 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 
 SENDERS, COUNT, DIES_ONE_IN = 8, 30, 8
+EACH = 1000  # signals of a program that is not killed
 CONSIDERERS = 2
 WITHIN_S = 240.0
+COUNTED_WITHIN_S = 900.0  # on a machine that is busy with something else
 
 
 class Processes:
@@ -145,3 +149,19 @@ def test_no_version_is_missing_or_given_twice_and_each_wait_ends_with_the_first_
         assert report.acknowledged >= report.stored
         assert processes.kills > SENDERS
         print(f"{processes.kills} kills; {report}")
+
+
+@pytest.mark.campaign
+def test_eight_processes_that_send_a_thousand_each_to_one_key_give_1_to_8000(database_url: str) -> None:
+    command = [sys.executable, "-m", "tests.proof.signal_worker", database_url, "count"]
+    with ExitStack() as stack:
+        senders = [subprocess.Popen([*command, str(number), str(EACH)]) for number in range(SENDERS)]
+        for sender in senders:
+            stack.callback(sender.wait)
+            stack.callback(sender.kill)
+        assert [sender.wait(COUNTED_WITHIN_S) for sender in senders] == [0] * SENDERS
+    with open_client(database_url) as client:
+        found = [one for after in range(0, SENDERS * EACH, 1000) for one in client.list_signals(KEYS[0], after=after)]
+    assert [one.version for one in found] == list(range(1, SENDERS * EACH + 1))
+    for number in range(SENDERS):
+        assert [item for by, item in (one.value for one in found) if by == number] == list(range(EACH))

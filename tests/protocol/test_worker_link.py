@@ -36,15 +36,18 @@ from headgate.protocol.messages.queries import (
     Request,
     Response,
     SecretText,
+    StartSignal,
 )
 from headgate.protocol.messages.runner import PROTOCOL_VERSION
 from headgate.protocol.messages.steps import StepSucceeded
 from headgate.protocol.messages.worker import (
     BUNDLE_MAX,
+    DecideSignals,
     FileParsed,
     ParseFile,
     RecallSteps,
     RunStep,
+    SignalsDecided,
     Step,
     StepEnded,
     StepLoaded,
@@ -72,6 +75,8 @@ EVENTS: dict[type[Event], Event] = {
     RecallSteps: RecallSteps(("a",)),
     StepsReturned: StepsReturned(()),
     ParseFile: ParseFile("/dag.py"),
+    DecideSignals: DecideSignals("asked", 1, "/dag.py", "d", "r", "t", 1, (StartSignal("k", "n", 1, b"1"),) * 3),
+    SignalsDecided: SignalsDecided("asked"),
     Request: Request(2, QUERY),
     Response: Response(1, SecretText("x")),
     StepLoaded: StepLoaded("a"),
@@ -89,6 +94,7 @@ PATHS: dict[State, list[tuple[Role, Event]]] = {
     State.IDLE: [*QUERYING, (WORKER, EVENTS[StepEnded])],
     State.RUNNING: QUERYING,
     State.PARSING: [*START, (SUPERVISOR, EVENTS[ParseFile])],
+    State.DECIDING: [*START, (SUPERVISOR, EVENTS[DecideSignals])],
     State.CLOSED: [(WORKER, EVENTS[Closed])],
 }
 STEPS = [RunStep(step(f"step-{number}")) for number in range(BUNDLE_MAX)]
@@ -98,6 +104,7 @@ LEGAL: dict[tuple[State, Role, type[Event]], State] = {
     (State.HELLO_RECEIVED, SUPERVISOR, WorkerWelcome): State.IDLE,
     (State.IDLE, SUPERVISOR, RunStep): State.RUNNING,
     (State.IDLE, SUPERVISOR, ParseFile): State.PARSING,
+    (State.IDLE, SUPERVISOR, DecideSignals): State.DECIDING,
     (State.IDLE, SUPERVISOR, Response): State.IDLE,
     (State.IDLE, SUPERVISOR, RecallSteps): State.IDLE,
     (State.IDLE, WORKER, StepsReturned): State.IDLE,
@@ -109,6 +116,7 @@ LEGAL: dict[tuple[State, Role, type[Event]], State] = {
     (State.RUNNING, WORKER, StepLoaded): State.RUNNING,
     (State.RUNNING, WORKER, StepEnded): State.IDLE,
     (State.PARSING, WORKER, FileParsed): State.IDLE,
+    (State.DECIDING, WORKER, SignalsDecided): State.IDLE,
     **{(state, role, Closed): State.CLOSED for state in TRANSITIONS for role in ROLES},
 }
 ALL = list(itertools.product(TRANSITIONS, ROLES, EVENTS))
@@ -168,6 +176,19 @@ def test_an_illegal_event_raises_and_changes_nothing(
         ([*QUERYING, (WORKER, StepLoaded("a"))], WORKER, StepLoaded("a"), "the step has said so before"),
         (QUERYING, WORKER, StepEnded("b", StepSucceeded()), "its token is 'b', and 'a' is running"),
         (PATHS[State.PARSING], WORKER, FileParsed("/b.py"), "its file is '/b.py', and '/dag.py' is being parsed"),
+        (PATHS[State.DECIDING], WORKER, SignalsDecided("other"), "its token is 'other', and 'asked' is to be decided"),
+        (
+            [*PATHS[State.DECIDING], (WORKER, SignalsDecided("asked", ("NONE",) * 2, more=True))],
+            WORKER,
+            SignalsDecided("asked", ("NONE",) * 2),
+            "it has 2 decisions, and 1 signals are undecided",
+        ),
+        (
+            START,
+            SUPERVISOR,
+            DecideSignals("asked", 1, "/dag.py", "d", "r", "t", 1, ()),
+            "it has 0 signals, not 1..100",
+        ),
         (QUERYING, WORKER, Request(2, LastEvent(1)), "LastEvent is not a query of tasks"),
         (QUERYING, WORKER, Request(1, QUERY), "its id is 1, and the last one was 1"),
         (QUERYING, SUPERVISOR, Response(2), "no request of id 2 is open"),

@@ -60,6 +60,8 @@ def test_a_task_that_was_resumed_is_not_starting() -> None:
 def test_overlaps() -> None:
     assert [act(START, state, overlap="ignore") for state in (S.RUNNING, S.DEFERRED)] == ["drop", "drop"]
     assert act(START, S.SCHEDULED, overlap="each") == "wait"
+    assert act(START, S.UP_FOR_RETRY, overlap="each") == "wait", "its next try is of the start before"
+    assert act(RESTART, S.UP_FOR_RETRY, overlap="each") == "begin"
     assert act(RESTART, S.RUNNING, overlap="ignore") == "end_and_begin"
     for state in TERMINAL - {S.REMOVED}:
         assert act(START, state, overlap="ignore") == "begin"

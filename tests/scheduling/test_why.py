@@ -8,6 +8,7 @@ import pytest
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.why import (
+    EndlessFacts,
     Pool,
     StoredEvent,
     StreamFacts,
@@ -125,6 +126,28 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ("larger_than_pool", task(S.SCHEDULED, pool_slots=9), [ALIVE], "the task needs 9", "pools set default_pool 9"),
     ("pool_full", task(S.SCHEDULED, pool=FULL, ahead=3), [ALIVE], "'p' is full: 2 of 2", "3 tasks are more urgent"),
     ("no_free_worker", task(S.SCHEDULED, since_s=5.0), [sup(tasks=4)], "5.0 s for a free worker", "more workers"),
+    (
+        "no_endless_worker",
+        task(S.SCHEDULED, endless=EndlessFacts()),
+        [sup(endless_workers=2, endless_tasks=2)],
+        "all 2 workers for endless tasks of the queue 'default' are taken",
+        "endless_workers_max",
+    ),
+    (
+        "moved",
+        task(S.SCHEDULED, endless=EndlessFacts(moves=3, begins_in_s=4.0), last_error="killed by SIGKILL"),
+        [sup(endless_workers=2)],
+        "lost its worker 3 times in a row: killed by SIGKILL",
+        "begins again in 4.0 s, in the same try",
+    ),
+    ("running", task(S.RUNNING, owner=ALIVE, endless=EndlessFacts()), [ALIVE], "runs on", "headgate tasks stop"),
+    (
+        "owner_fenced",
+        task(S.RUNNING, owner=sup(state="fenced"), endless=EndlessFacts()),
+        [sup(epoch=2)],
+        "was fenced",
+        "begin it again, in the same try",
+    ),
     ("running", task(S.RUNNING, owner=ALIVE, since_s=3.0), [ALIVE], "runs on a worker of supervisor 1", "no execution"),
     ("running", task(S.RUNNING, owner=ALIVE, deadline_in_s=90.0), [ALIVE], "runs on", "ended in 1 min 30 s"),
     ("overdue", task(S.RUNNING, owner=ALIVE, deadline_in_s=-2.0), [ALIVE], "over 2.0 s ago", "ends the worker"),

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from sqlalchemy.engine import make_url
-from tests.conftest import POSTGRES_URL
+from tests.postgres import url_for_tests
 
 from headgate.protocol import signal_rpc
 from headgate.protocol.signal_rpc import signals_pb2 as pb
@@ -87,7 +87,7 @@ def away(url: str) -> Generator[None]:
             yield
         return
     name = sql.Identifier(str(parsed.database))
-    with psycopg.connect(POSTGRES_URL, autocommit=True) as admin:
+    with psycopg.connect(url_for_tests(), autocommit=True) as admin:
         admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
         try:
             admin.execute(

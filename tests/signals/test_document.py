@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from headgate.signals import SignalVersion
+from headgate.signals import RESTART, SignalAction, SignalVersion
 from headgate.tasks import DAG
 from headgate.tasks.parsing import load_dags
-from headgate.testing import run_task
+from headgate.testing import run_on_signal, run_task
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "signals.md"
 BLOCK = re.compile(r"^```python\n# dags/(\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -54,3 +54,14 @@ def test_the_rules_of_the_document_start_its_tasks(tmp_path: Path) -> None:
     assert run_task(tasks["train"], signals={"samples": [7, 20_000, 8]}).value == ([20_000], [])
     sent: dict[str, list[Any]] = {"model": [{"drift": 0.1}, {"drift": 0.3}], "labels": ["a"]}
     assert run_task(tasks["check"], signals=sent).value == {"model": 2, "labels": 1}
+
+
+def test_the_run_of_the_document_has_the_signals_that_meet_its_schedule(tmp_path: Path) -> None:
+    score = dags_of(tmp_path)["score"].tasks["score"]
+    assert run_task(score, signals={"model": [{"auc": 0.8}, {"auc": 0.95}]}).value == [2]
+    assert run_task(score).value == []
+
+
+def test_the_operator_of_the_document_decides(tmp_path: Path) -> None:
+    retrain = dags_of(tmp_path)["gate"].tasks["retrain"]
+    assert run_on_signal(retrain, {"model": [{"drift": 0.1}, {"drift": 0.3}]}) == [SignalAction.NONE, RESTART]

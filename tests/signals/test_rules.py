@@ -9,7 +9,7 @@ import pytest
 
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import check_dag
-from headgate.protocol.messages.rules import ClockRule, Rules, SignalRule, TaskRule
+from headgate.protocol.messages.rules import ClockRule, CronRule, Rules, SignalRule, TaskRule
 from headgate.protocol.messages.signals import Predicate
 from headgate.signals import (
     NECESSARY,
@@ -20,6 +20,7 @@ from headgate.signals import (
     Signal,
     SignalAction,
     SignalOperator,
+    SignalVersion,
     TaskEnded,
     above,
     at_least,
@@ -29,7 +30,7 @@ from headgate.signals import (
     starts_with,
 )
 from headgate.tasks import DAG, BaseOperator, BashOperator, Context, task
-from headgate.testing import run_task
+from headgate.testing import run_on_signal, run_task
 
 
 class Job(BaseOperator):
@@ -93,6 +94,10 @@ def test_a_periodic_task_has_a_rule_about_the_time() -> None:
     spec = job.to_spec()
     assert spec.signals == Rules((ClockRule(600.0, "RESTART"), ClockRule(300.0)))
     assert spec.signals.starts
+    with DAG("nightly", timezone="Europe/Berlin"):
+        job = Job(task_id="job", every="@daily", signals=[On(Every(" 5  4 * * *"), action=RESTART)])
+    rules = (CronRule("5 4 * * *", "Europe/Berlin", "RESTART"), CronRule("0 0 * * *", "Europe/Berlin"))
+    assert job.to_spec().signals == Rules(rules)
 
 
 def test_actions_are_those_of_the_proposal() -> None:
@@ -110,13 +115,14 @@ def test_actions_are_those_of_the_proposal() -> None:
         ({"signals": [On("k", 3)]}, r"the predicate must be made by a function as equal\(\), not 3"),  # type: ignore[arg-type]
         ({"signals": [On("k", action="BEGIN")]}, "'BEGIN' is not a valid SignalAction"),  # type: ignore[arg-type]
         ({"signals": [On("k", condition="both")]}, "'both' is not a valid SignalCondition"),  # type: ignore[arg-type]
-        ({"signals": [On("k", since="ever")]}, "since must be 'run' or 'latest', not 'ever'"),  # type: ignore[arg-type]
+        ({"signals": [On("k", since="ever")]}, "since must be 'run', 'latest' or 'last_run', not 'ever'"),  # type: ignore[arg-type]
         ({"signals": [On("k", namespace="")]}, "the namespace"),
         ({"signals": [On(TaskEnded("t", "running"))]}, "'running' is not a state in which a task ends"),  # type: ignore[arg-type]
         ({"signals": [On(TaskEnded("t"), equal(1))]}, r"TaskEnded\(...\) has no predicate"),
         ({"signals": [On(Every(timedelta(minutes=1)), namespace="n")]}, r"Every\(...\) has no predicate, no namespace"),
-        ({"signals": [On(Every(5))]}, "the interval of Every must be a timedelta, not 5"),  # type: ignore[arg-type]
-        ({"every": 5}, "every must be timedelta or None, not 5"),
+        ({"signals": [On(Every(5))]}, "Every must be a timedelta or a cron expression, not 5"),  # type: ignore[arg-type]
+        ({"every": 5}, "every must be timedelta or str or None, not 5"),
+        ({"every": "* *"}, r"signals: the cron expression '\* \*' must have 5 fields, not 2"),
         ({"every": timedelta(0)}, "every must be 1 s to"),
         ({"signals": [On("k", action=STOP, condition=NECESSARY)]}, "its action is STOP"),
         ({"signals": [On("k")], "overlap": "all"}, "overlap must be one of latest, each, ignore, not 'all'"),
@@ -136,6 +142,26 @@ def test_a_value_that_cannot_be_encoded_is_refused_at_its_line() -> None:
 def test_a_mapped_task_has_no_rules() -> None:
     with pytest.raises(DagMalformed, match="is mapped, and cannot have rules about signals"), DAG("d"):
         BashOperator.partial(task_id="each", signals=[On("go")]).expand(bash_command=["true", "false"])
+
+
+class Gate(Job):
+    def on_signal(self, signal: SignalVersion) -> SignalAction:
+        if signal.value == "bad":
+            raise ValueError("bad")
+        return RESTART if signal.value > 3 else super().on_signal(signal)
+
+
+def test_an_operator_that_decides_itself_says_so_in_its_spec() -> None:
+    gate = Gate(task_id="gate", signals=[On("rate", at_least(1), action=STOP), On(TaskEnded("other"))])
+    assert gate.to_spec().signals == Rules(
+        (SignalRule("rate", predicate=Predicate("at_least", b"1"), action="STOP"), TaskRule("other")), asks=True
+    )
+    assert run_on_signal(gate, {"rate": [0, 5, 2], "unrelated": [9]}) == [RESTART, STOP]
+    assert Gate(task_id="gate").to_spec().signals is None
+    with pytest.raises(ValueError, match="bad"):
+        run_on_signal(Gate(task_id="gate", signals=[On("rate")]), {"rate": ["bad"]})
+    with pytest.raises(DagMalformed, match="on_signal decides about each signal by itself: the rule about 'rate'"):
+        Gate(task_id="gate", signals=[On("rate", condition=NECESSARY)])
 
 
 def test_a_test_says_with_which_signals_a_task_starts() -> None:

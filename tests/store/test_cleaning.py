@@ -201,7 +201,7 @@ def test_what_a_dag_still_has_to_run_for_stays(old: Store, clock: Clock, query: 
     assert clean(old, 30, kinds=("events",)) == {}
 
     old.tasks.set_paused("react", is_paused=False)
-    while old.scheduling.create_asset_runs(epoch).made:
+    while old.scheduling.create_event_runs(epoch).made:
         pass
     assert clean(old, 30, kinds=("events",)) == {}, "the runs were made for them"
     assert counts(query)["dag_run_event"] == 3

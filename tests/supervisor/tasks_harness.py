@@ -100,7 +100,7 @@ class Tasks:
         return total
 
     def dispatch(self, *, limit: int = 10) -> list[TaskToRun]:
-        return self.store.tasks.dispatch(self.epoch, limit=limit, queues=QUEUES).tasks
+        return self.store.tasks.dispatch(self.epoch, limit=limit, queues=QUEUES, endless=limit).tasks
 
     def run_it(self) -> str:
         """Bring the first task from ``none`` or ``scheduled`` to ``running``; return its token."""

@@ -14,9 +14,11 @@ import pytest
 
 from headgate import tasks
 from headgate.protocol.errors import DagMalformed
-from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, decode_dag, encode_dag
+from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, SignalSchedule, decode_dag, encode_dag
+from headgate.protocol.messages.rules import SignalRule
 from headgate.protocol.messages.task_streams import HANDLER_METHOD, StreamOptions
 from headgate.protocol.values import decode_value
+from headgate.signals import RESTART, STOP, Every, On, OnSignal, equal
 from headgate.tasks import (
     DAG,
     Asset,
@@ -166,6 +168,16 @@ def test_blocks_may_stand_in_one_another() -> None:
         ({"schedule": Latest([Asset("a"), Asset("b")])}, AssetSchedule(("a", "b"), "latest")),
         ({"schedule": Batch(Asset("a"), count=10)}, AssetSchedule(("a",), "batch", 10)),
         ({"schedule": Batch([Asset("a")], count=10, seconds=60)}, AssetSchedule(("a",), "batch", 10, 60.0)),
+        ({"schedule": OnSignal("k")}, SignalSchedule((SignalRule("k"),))),
+        ({"schedule": [OnSignal("k"), OnSignal("l")]}, SignalSchedule((SignalRule("k"), SignalRule("l")), "all")),
+        (
+            {"schedule": Latest(OnSignal("k", equal(1), namespace="n", since="latest"))},
+            SignalSchedule((SignalRule("k", "n", equal(1), since="latest"),), "latest"),
+        ),
+        (
+            {"schedule": Batch([OnSignal("k")], count=10, seconds=60)},
+            SignalSchedule((SignalRule("k"),), "batch", 10, 60.0),
+        ),
     ],
 )
 def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: object) -> None:
@@ -181,8 +193,8 @@ def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: o
         ({"schedule": "@fortnightly"}, "must have 5 fields, not 1; the presets are @hourly"),
         ({"schedule": "* * * * 1#2/3"}, "is not a cron expression"),
         ({"schedule": "0 6 * * *", "timezone": "Mars/Base"}, "timezone: 'Mars/Base' is not a time zone"),
-        ({"schedule": 3600}, "schedule must be None, a cron expression or assets, not 3600"),
-        ({"schedule": ["a"]}, "schedule must be None, a cron expression or assets"),
+        ({"schedule": 3600}, "schedule must be None, a cron expression, assets or OnSignal, not 3600"),
+        ({"schedule": ["a"]}, "schedule must be None, a cron expression, assets or OnSignal"),
         ({"schedule": Each("a")}, "Each must be assets, not 'a'"),  # type: ignore[arg-type]
         ({"schedule": Batch(Asset("a"), count="3")}, "the count of a Batch must be an int, not '3'"),  # type: ignore[arg-type]
         ({"schedule": Batch(Asset("a"), count=0)}, r"the count of a batch must be in 1..1000, not 0"),
@@ -190,6 +202,19 @@ def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: o
         ({"schedule": Batch(Asset("a"), count=3, seconds=0)}, "the seconds of a batch must be more than 0"),
         ({"schedule": [Asset("a"), Asset("a")]}, "names an asset twice"),
         ({"schedule": []}, "is scheduled by 0 assets"),
+        ({"schedule": [Asset("a"), OnSignal("k")]}, r"schedule has assets and signals: have a watcher .*\(--signal\)"),
+        ({"schedule": On("k")}, "a cron expression, assets or OnSignal, not On"),
+        ({"schedule": OnSignal("")}, "the schedule: the key of a signal '' must have 1..512 characters"),
+        ({"schedule": OnSignal(7)}, "the key of OnSignal must be a str, not 7"),  # type: ignore[arg-type]
+        ({"schedule": OnSignal("k", 3)}, r"the predicate must be made by a function as equal\(\), not 3"),  # type: ignore[arg-type]
+        ({"schedule": OnSignal("k", since="run")}, "the since of OnSignal must be 'parsed' or 'latest', not 'run'"),  # type: ignore[arg-type]
+        ({"schedule": [OnSignal("k"), OnSignal("k")]}, "has the same rule about a signal twice in its schedule"),
+        ({"schedule": [OnSignal(str(n)) for n in range(65)]}, "is scheduled by 65 rules about signals, not 1..64"),
+        ({"end_on": "drain"}, r"end_on takes rules about signals, as On\('drain'\), not 'd'"),
+        ({"end_on": On(Every("@daily"))}, "end_on takes rules about signals"),
+        ({"end_on": On("k", action=RESTART)}, "a rule of end_on ends the run by itself"),
+        ({"end_on": [On("k"), On("k", action=STOP)]}, "end_on has the same rule about a signal twice"),
+        ({"end_on": [On(str(n)) for n in range(65)]}, "end_on has 65 rules about signals; the limit is 64"),
         ({"start_date": datetime(2026, 1, 1)}, "2026-01-01T00:00:00 has none"),
         ({"start_date": "2026-01-01"}, "start_date must be a datetime, not '2026-01-01'"),
         ({"catchup": True}, "catchup needs a start_date"),
@@ -271,7 +296,7 @@ def test_default_args_hold_for_tasks_that_do_not_say_otherwise() -> None:
         ({"trigger_rule": "all_succes"}, "trigger_rule must be one of all_success, .*, not 'all_succes'"),
         ({"pool_slots": 0}, "pool_slots must be in 1"),
         ({"queue": ""}, "the queue '' must have 1..250 characters"),
-        ({"retires": 3}, "there is no option 'retires'; there are every, execution_timeout, "),
+        ({"retires": 3}, "there is no option 'retires'; there are endless, every, execution_timeout, "),
         ({"start_from_trigger": "yes"}, "start_from_trigger must be bool, not 'yes'"),
     ],
 )

@@ -269,6 +269,20 @@ def test_a_trigger_operator_emits_what_its_trigger_fires() -> None:
     assert spec.start_trigger.stream is not None
     result = run_task(operator, events=["a", {"b": 1}])
     assert (result.state, result.elements) == ("success", ["a", {"b": 1}])
+    assert spec.start_trigger.stream.elements == "event"
+    with DAG("d") as dag:
+        operator = TriggerOperator(task_id="pages", elements="each", **pages)  # type: ignore[arg-type]
+    (start,) = (spec.start_trigger for spec in dag.to_spec().tasks)
+    assert start is not None
+    assert start.stream is not None
+    assert start.stream.elements == "each"
+    result = run_task(operator, events=[{"rows": [1, 2]}, (3,)])
+    assert (result.state, result.elements) == ("success", [1, 2, 3])
+    failed = run_task(operator, events=[[1], "x"])
+    assert (failed.state, failed.elements, failed.may_retry) == ("failed", [1], False)
+    assert failed.error == "TaskFailed: event 1 is no list, and no page with a list of rows: 'x'"
+    with pytest.raises(DagMalformed, match="elements must be 'event' or 'each', not 'all'"), DAG("d"):
+        TriggerOperator(task_id="pages", elements="all", **pages)  # type: ignore[arg-type]
 
 
 # --- in a DAG ------------------------------------------------------------------------------------

@@ -11,8 +11,12 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from rich.console import Console
 
+from headgate.cli.main import main
 from headgate.testing import demo
+from headgate.testing.brokers import demo as broker_demo
+from headgate.testing.brokers.postgres_server import why_none
 from headgate.testing.crash import pair as crash_pair
 from headgate.testing.demo import Audit, Plan, WrittenLog
 
@@ -61,6 +65,7 @@ def test_kills_are_spread_over_the_events_and_one_is_for_the_supervisor(kills: i
 # --- pairs that are faulty -----------------------------------------------------------------------
 
 
+@pytest.mark.campaign
 def test_a_pair_that_acknowledges_without_storing_is_found_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +258,33 @@ def test_a_small_demo_proves_the_pair_and_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.campaign
+@pytest.mark.skipif(bool(why_none()), reason=why_none())
+def test_with_a_broker_that_is_killed_too_nothing_is_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tmp_path.chmod(0o711)
+    plan = ("--events", "300", "--kills", "3", "--subscribers", "2", "--seed", "1")
+    code = main(["demo", "--broker", "postgres", *plan])
+    out = capfd.readouterr().out
+    assert code == 0, out
+    table = dict(re.findall(r"^│ +(.+?) +│ +(.+?) │$", out, re.MULTILINE))
+    assert (table["messages published"], table["lost"], table["stored twice"]) == ("300", "0", "0")
+    assert table["broker, at a random moment"] == "1"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_is_no_server_of_the_broker_the_demo_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    out = Console(width=200, record=True)
+    assert not broker_demo.prove("redis", tmp_path, 10, 0, 1, 1, out)
+    assert "this machine has no program of a server of redis" in out.export_text()
+
+
+@pytest.mark.campaign
 def test_on_postgresql_the_demo_makes_a_database_of_its_own_and_drops_it(
     capfd: pytest.CaptureFixture[str], make_postgres_url: Callable[[], str]
 ) -> None:

@@ -69,6 +69,7 @@ def test_the_examples_of_streams_do_what_the_document_says(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(find_server() is None and "CI" not in os.environ, reason="there is no redis-server here")
+@pytest.mark.campaign
 def test_the_adapter_of_the_page_of_brokers_is_short_and_survives_kills(tmp_path: Path) -> None:
     examples = write_examples(BROKERS, tmp_path / "examples")
     adapter = (examples / "outbox.py").read_text().partition("\n\nclass OutboxTrigger")[0]
@@ -81,6 +82,7 @@ def test_the_adapter_of_the_page_of_brokers_is_short_and_survives_kills(tmp_path
     assert re.search(r"SIGKILLs.*│ +4 │", ran.stdout)
 
 
+@pytest.mark.campaign
 def test_the_examples_do_what_the_document_says(tmp_path: Path) -> None:
     examples = write_examples(DOCUMENT, tmp_path / "examples")
     ran = run_pytest(examples, "--headgate-kills", "4")

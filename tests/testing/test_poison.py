@@ -117,16 +117,19 @@ def test_the_time_behind_the_writer_is_that_of_the_longest_piece() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--kills", "3"], "--poison has no --kills"),
-        (["--seed", "3"], "--poison has no --seed"),
-        (["--events", "5"], "--poison needs --events 20 or more"),
+        (["--poison", "--kills", "3"], "--poison has no --kills"),
+        (["--poison", "--seed", "3"], "--poison has no --seed"),
+        (["--poison", "--events", "5"], "--poison needs --events 20 or more"),
+        (["--broker", "redis", "--poison"], "--broker has no --poison"),
+        (["--broker", "redis", "--partitions", "2"], "--broker has no --partitions"),
+        (["--broker", "kafka"], "Invalid value for '--broker'"),
     ],
 )
 def test_options_that_have_no_effect_are_refused(
     options: list[str], error: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "_run", lambda *_: pytest.fail("it was started"))
-    assert main(["demo", "--poison", *options]) == 2
+    assert main(["demo", *options]) == 2
     assert error in capfd.readouterr().err
 
 

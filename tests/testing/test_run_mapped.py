@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from headgate.tasks import DAG, BaseOperator, PythonOperator, XComArg, task
-from headgate.testing import run_task
-from headgate.triggers.base import BaseTrigger, TriggerEvent
+from headgate.testing import RoundTripFailed, run_task
+from headgate.triggers.base import BaseTrigger, StartTriggerArgs, TriggerEvent
 
 HOUR = timedelta(hours=1)
 
@@ -54,6 +54,26 @@ class Dates(BaseOperator):
 
     def resume(self, context: Any, event: Any, since: datetime) -> int:
         return round((datetime.now() - since) / HOUR)
+
+
+class Begins(BaseOperator):
+    """Begins in its trigger, and returns what that fired last, and what it was made with."""
+
+    start_from_trigger = True
+
+    def __init__(self, *, upto: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.upto = upto
+        upto = upto.days if isinstance(upto, timedelta) else upto
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls=f"{__name__}.Counts", trigger_kwargs={"upto": upto}, next_method="resume"
+        )
+
+    def execute(self, context: Any) -> None:
+        raise AssertionError("no worker begins it")
+
+    def resume(self, context: Any, event: Any) -> Any:
+        return [event, self.upto, context["ti"].map_index, context["ti"].map_name]
 
 
 class Handles(BaseOperator):
@@ -175,3 +195,20 @@ def test_an_instance_handles_a_stream_of_its_own_and_goes_on_in_its_next_try() -
     assert (failed.state, failed.handled, failed.map_name) == ("failed", [0, 1, 2], "to 5")
     again = run_task(output, map_index=1, try_number=2, events=[TriggerEvent(4, is_last=True)], after=failed)
     assert (again.value, again.handled, again.map_name) == ([10, 1], [0, 1, 2, 3, 4], "to 5")
+
+
+def test_an_instance_begins_in_a_trigger_that_has_its_value() -> None:
+    with DAG("d"):
+        of_list = Begins.partial(task_id="a").expand(upto=[3, 1], map_index_name=lambda upto: f"to {upto}")
+        of_source = Begins.partial(task_id="b").expand(upto=source())
+    result = run_task(of_list, map_index=1)
+    assert result.value == [0, 1, 1, "to 1"]
+    assert [(one.classpath, one.trigger_kwargs) for one in result.deferrals] == [(f"{__name__}.Counts", {"upto": 1})]
+    assert run_task(of_source, map_index=0, xcoms={"source": [2, 5]}).deferrals[0].trigger_kwargs == {"upto": 2}
+
+
+def test_a_constructor_that_makes_something_of_the_value_after_all_is_found() -> None:
+    with DAG("d"):
+        output = Begins.partial(task_id="a").expand(upto=[timedelta(days=2)])
+    with pytest.raises(RoundTripFailed, match=r"begins with upto=datetime.*, and its constructor makes 2 of the value"):
+        run_task(output, map_index=0)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.framing import encode_frame
 from headgate.protocol.link.wire import Role, encode_message
 from headgate.protocol.link.worker_dialect import WorkerDialect
+from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX, PROTOCOL_VERSION
 from headgate.protocol.messages.steps import (
     StepDeferred,
@@ -51,6 +53,7 @@ class Worker:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.loaded = 0
+        self.took_s = 0.0  # by the last step
         self.frames, frames = socket.socketpair()
         self.logs, logs = socket.socketpair()
         self.frames.settimeout(WAIT_S)
@@ -79,6 +82,7 @@ class Worker:
                 self.connection.receive_data(data)
             if isinstance(message, StepEnded):
                 assert message.took_s > 0
+                self.took_s = message.took_s
                 return replace(message, took_s=0.0)
             if not isinstance(message, StepLoaded):
                 return message
@@ -125,6 +129,22 @@ def test_a_step_whose_time_was_over_when_its_file_was_loaded_does_not_begin(work
     worker.say(RunStep(Step("b", 1, file, "d", "r", "t", 1)))
     assert worker.hear() == StepEnded("b", StepSucceeded())
     assert (worker.loaded, (tmp_path / "begun").exists()) == (1, True)
+
+
+def test_the_time_of_a_step_is_without_its_waits_for_values(worker: Worker) -> None:
+    file = worker.write("def f(ti): ti.xcom_pull('other')")
+    worker.greet()
+    begun_at = time.monotonic()
+    worker.say(RunStep(Step("a", 1, file, "d", "r", "t", 1)))
+    asked = worker.hear()
+    assert asked.query == GetXCom("other", "return_value")
+    asked_at = time.monotonic()
+    while time.monotonic() < asked_at + 2 * (asked_at - begun_at):  # longer than all that came before
+        pass
+    waited_s = time.monotonic() - asked_at
+    worker.say(Response(asked.id, EncodedValue(None)))
+    assert worker.hear() == StepEnded("a", StepSucceeded())
+    assert worker.took_s <= time.monotonic() - begun_at - waited_s
 
 
 def test_a_step_handles_the_part_of_its_stream_that_it_gets(worker: Worker) -> None:

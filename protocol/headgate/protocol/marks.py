@@ -108,6 +108,7 @@ MAP_MARKS: Final[dict[str, Mark]] = {
     "elements.written": Mark("supervisor", "flow", "what a step has emitted is in the open transaction"),
     "elements.committed": Mark("supervisor", "flow", "what a step emits before its end is durable, and not answered"),
     "elements.appended": Mark("supervisor", "flow", "what a step appends is in the open transaction"),
+    "elements.absorbed": Mark("supervisor", "flow", "events are elements, without a step, in the open transaction"),
     "maps.committed": Mark("supervisor", "flow", "the look that made instances is durable, and nothing is acted on"),
 }
 
@@ -119,6 +120,20 @@ SIGNAL_MARKS: Final[dict[str, Mark]] = {
     "signals.action_written": Mark(
         "supervisor", "flow", "rules about signals have acted on a task, in the open transaction"
     ),
+    "signals.ticked": Mark("supervisor", "flow", "the time has met rules of tasks, in the open transaction"),
+    "runs.of_events_written": Mark(
+        "supervisor", "flow", "a run has taken the events or signals that it is for, in the open transaction"
+    ),
+    "signals.run_ending": Mark("supervisor", "flow", "a signal has a run end, in the open transaction"),
+    "signals.decision_given": Mark("supervisor", "flow", "a worker is asked what signals do, and has not answered"),
+    "worker.signal_decided": Mark("worker", "flow", "users' code has decided what a signal does, and nobody knows"),
+    "signals.decided_written": Mark("supervisor", "flow", "what signals do is decided, in the open transaction"),
+    "signals.decided_stored": Mark("supervisor", "flow", "what signals do is durable, and nothing has acted"),
+}
+
+# The mark of endless tasks: of each one that has lost its worker.
+ENDLESS_MARKS: Final[dict[str, Mark]] = {
+    "endless.moved": Mark("supervisor", "flow", "an endless task waits for another worker, in the open transaction"),
 }
 
 # The mark of every commit that others wait for, in whatever process makes it.

@@ -28,7 +28,7 @@ import binascii
 import math
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
@@ -53,6 +53,7 @@ _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
 _COUNTED: Final = ("tuple", "dict")  # tagged values whose items have an order
+_PAIR: Final = b'{"$":"tuple","v":%b}'
 
 _JSON: Final = msgspec.json.Encoder()
 
@@ -311,14 +312,74 @@ def decode_value(data: bytes) -> Any:
 
 def count_items(data: bytes) -> int | None:
     """Return how many items an encoded list, tuple or dict has, without decoding them; None for any other value."""
+    found = values_in(data)
+    return None if found is None else len(found)
+
+
+def values_in(data: bytes) -> list[bytes] | None:
+    """Return the items of an encoded list, tuple or dict, each encoded as it is by itself; None for any other value.
+
+    Those of a dict are tuples of key and value.
+    """
     try:
         value: Any = msgspec.json.decode(data, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
-        if type(value) is dict and _TAG in value:
-            tag = msgspec.json.decode(value[_TAG])
-            value = msgspec.json.decode(value[_CONTENT], type=list[msgspec.Raw]) if tag in _COUNTED else None
+        if type(value) is list:
+            return list(map(bytes, value))
+        if _TAG not in value:
+            return [_PAIR % (b"[%b,%b]" % (_JSON.encode(key), bytes(item))) for key, item in value.items()]
+        if (tag := msgspec.json.decode(value[_TAG])) not in _COUNTED:
+            return None
+        items = map(bytes, msgspec.json.decode(value[_CONTENT], type=list[msgspec.Raw]))
     except (msgspec.MsgspecError, ValueError, KeyError):
         return None
-    return None if value is None else len(value)
+    return list(items) if tag == "tuple" else [_PAIR % pair for pair in items]
+
+
+def set_items(data: bytes, items: Mapping[str, bytes]) -> bytes:
+    """Return an encoded dict of named arguments with further ones, encoded, in place of its own of these names.
+
+    Raises `ValueMalformed` for any other value.
+    """
+    try:
+        found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ValueMalformed(f"this is not the JSON of named arguments: {error}") from error
+    if _TAG in found:
+        raise ValueMalformed("these are no named arguments")
+    return _JSON.encode(found | {name: msgspec.Raw(item) for name, item in items.items()})
+
+
+def split_items(data: bytes, *, of_dict: str) -> list[bytes]:
+    """Return the items of an encoded list or tuple, each encoded as it is by itself, without decoding them.
+
+    Of a dict those of its item ``of_dict`` are meant. Raises `ValueMalformed`, with its type, for any other value.
+    """
+    name = "it"
+    try:
+        found = _split(data)
+        if type(found) is dict:
+            found, name = _split(found[of_dict]) if of_dict in found else "missing", f"its {of_dict!r}"
+    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
+        raise ValueMalformed(f"this is not the JSON of a value: {error}") from error
+    if type(found) is list:
+        return [bytes(item) for item in found]
+    raise ValueMalformed(f"{name} is {'a dict' if type(found) is dict else found}")
+
+
+def _split(data: bytes | msgspec.Raw) -> list[msgspec.Raw] | dict[str, msgspec.Raw] | str:
+    """Return the items of an encoded list, tuple or dict; the name of the type of any other value."""
+    value = _SPLITTER.decode(data)
+    if type(value) is not dict:
+        return value if type(value) is list else "None" if value is None else _describe_type(type(value))
+    if _TAG not in value:
+        return value
+    tag = msgspec.json.decode(value[_TAG])
+    if tag == "tuple":
+        return msgspec.json.decode(value[_CONTENT], type=list[msgspec.Raw])
+    return f"{'an' if tag[0] in 'aeiou' else 'a'} {tag}"
+
+
+_SPLITTER: Final = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | str | int | float | bool | None)
 
 
 def _untag(value: Any, depth: int) -> Any:

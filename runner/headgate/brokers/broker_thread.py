@@ -231,8 +231,8 @@ class BrokerThread:
             pass
         now = time.monotonic()
         self._hand_over(held.due(now))
-        if limits.extend_s is not None and held and now >= self._extend_at:
-            self._extend_at = now + limits.extend_s
+        if (extend_s := producer.extend_s) is not None and held and now >= self._extend_at:
+            self._extend_at = now + extend_s
             producer.extend(held.refs)
         if now >= self._lag_at:
             self._lag_at = now + LAG_INTERVAL_S
@@ -290,4 +290,10 @@ class BrokerThread:
                 f"passed without losing it: give the stream a place for rejected messages"
             )
         self._held.leave(rejected)
+        self._producer.leave(rejected)
+        if self._producer.left_takes_room and self._held.left >= self.limits.in_flight_max:
+            raise BrokerMisconfigured(
+                f"{name}: {self._held.left} rejected messages without a whole dead letter stay with the broker, as "
+                f"many as may be in flight: give the stream a place for rejected messages (dead_letter)"
+            )
         _log.error("rejected messages stay unacknowledged", stream=name, messages=len(rejected), first=first.key)

@@ -1,7 +1,7 @@
 """The embedded broker: append-only JSON-lines files in a folder, read by groups that commit offsets.
 
 Nothing to install and nothing to run: `FileLogWriter` (or any program that appends whole lines) writes, a
-`FileLogTrigger` reads. `headgate.brokers.filelog_storage` documents the files and their formats.
+`FileLogTrigger` reads. `headgate.brokers.filelogs.storage` documents the files and their formats.
 
 The promises of `FileLogProducer`:
 
@@ -16,7 +16,7 @@ The promises of `FileLogProducer`:
   beginning.
 - One process reads for one group at a time.
 - A file that was renamed within its folder is read to its end under its new name, then the next one is begun. So is
-  one that was copied within the folder and then truncated. `headgate.brokers.filelog_reading` says how it is found.
+  one that was copied within the folder and then truncated. `headgate.brokers.filelogs.reading` says how it is found.
 - A file that was read in part and cannot be found is an error, never a silent restart.
 
 If the kernel does not report a change (network file systems, partitions that are symbolic links), the next scan of
@@ -34,17 +34,17 @@ import structlog
 import trio
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
-from headgate.brokers import filelog_reading as reading
-from headgate.brokers import filelog_storage as storage
-from headgate.brokers.filelog_partition import (
+from headgate.brokers.filelog_writer import FileLogWriter
+from headgate.brokers.filelogs import reading, storage
+from headgate.brokers.filelogs.partition import (
     REWIND_DELAY_MAX_S,
     REWIND_DELAY_S,
     FileLogPosition,
     LogFile,
     Verdict,
 )
-from headgate.brokers.filelog_reading import BadLine, FileMoved, Line, NewFile
-from headgate.brokers.filelog_storage import (
+from headgate.brokers.filelogs.reading import BadLine, FileMoved, Line, NewFile
+from headgate.brokers.filelogs.storage import (
     LINE_BYTES_MAX,
     FileEntry,
     FileLogBusy,
@@ -54,7 +54,6 @@ from headgate.brokers.filelog_storage import (
     RejectedLine,
     Seal,
 )
-from headgate.brokers.filelog_writer import FileLogWriter
 from headgate.protocol import marks
 from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer, Undecodable

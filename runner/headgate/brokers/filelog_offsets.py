@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headgate.brokers import filelog_storage as storage
-from headgate.brokers.filelog_storage import FileEntry, FileLogBusy, FileLogError
+from headgate.brokers.filelogs import storage
+from headgate.brokers.filelogs.storage import FileEntry, FileLogBusy, FileLogError
 
 LOCK_TIMEOUT_S = 10.0
 LOCK_POLL_S = 0.02  # short, because between two tries of a stream that fails the lock is free

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from headgate.brokers import filelog_storage as storage
+from headgate.brokers.filelogs import storage
 
 __all__ = ["FileLogWriter"]
 

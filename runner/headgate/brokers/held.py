@@ -95,6 +95,11 @@ class HeldMessages:
         return len(self._held)
 
     @property
+    def left(self) -> int:
+        """How many messages were left to the broker, as far as they are remembered."""
+        return len(self._left)
+
+    @property
     def refs(self) -> list[Any]:
         """The refs of all messages held, in the order in which they were taken."""
         return list(self._held)

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 import structlog
 
-from headgate.brokers.redis_client import TROUBLE, RedisClient, ask, open_client, run, translated
+from headgate.brokers.broker_trigger import BrokerTrigger, check_choice, check_name
+from headgate.brokers.clients.redis_client import TROUBLE, RedisClient, ask, open_client, run, translated
 from headgate.brokers.threaded import (
     HEAD_BYTES_MAX,
     IN_FLIGHT_MAX,
@@ -38,12 +39,10 @@ from headgate.brokers.threaded import (
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import Undecodable
 
 __all__ = ["RedisStreamProducer", "RedisStreamTrigger"]
 
-NAME_CHARS_MAX: Final = 256  # of a stream, a group, a consumer: with an id they fit the key of an event
 VERSION_MIN: Final = (6, 2)  # which has XAUTOCLAIM
 CONSUMER: Final = "headgate"
 CLAIM_INTERVAL_S_MIN: Final = 1.0
@@ -75,15 +74,13 @@ class RedisStreamProducer(ThreadedProducer):
     ) -> None:
         super().__init__(connection, **limits)
         for what, text in (("stream", stream), ("group", group), ("consumer", consumer)):
-            _check_name(what, text)
+            check_name(what, text)
         if dead_letter is not None:
-            _check_name("dead_letter", dead_letter)
+            check_name("dead_letter", dead_letter)
             if dead_letter == stream:
                 raise ValueError("dead_letter must be another stream than the one that is read")
-        if body != "fields" and not (body.startswith("json:") and len(body) > 5):
-            raise ValueError(f'body must be "fields" or "json:FIELD", not {body!r}')
-        if lane not in ("stream", "message") and not (lane.startswith("field:") and len(lane) > 6):
-            raise ValueError(f'lane must be "stream", "message" or "field:FIELD", not {lane!r}')
+        check_choice("body", body, ("fields",), ("json:",))
+        check_choice("lane", lane, ("stream", "message"), ("field:",))
         if claim_idle_s is not None and not claim_idle_s > 0:
             raise ValueError(f"claim_idle_s must be more than 0, not {claim_idle_s!r}")
         self.keeps_rejected = dead_letter is not None
@@ -143,8 +140,8 @@ class RedisStreamProducer(ThreadedProducer):
                 f"{self.name}: with maxmemory-policy {policy} the server drops whole streams when its memory is full; "
                 f"set it to noeviction, or to one of volatile-*"
             )
-        if info.get("aof_enabled") == 0 and self.statistics().connections == 0:
-            _log.warning("the server has no append-only file: a crash of it loses entries", stream=self.name)
+        if info.get("aof_enabled") == 0:
+            self.warn("the server has no append-only file: a crash of it loses entries")
 
     def _check_stream(self, client: RedisClient) -> None:
         kind = run(client, "TYPE", self._stream)
@@ -313,13 +310,13 @@ class RedisStreamProducer(ThreadedProducer):
         return self._client
 
 
-class RedisStreamTrigger(BaseEventTrigger):
+class RedisStreamTrigger(BrokerTrigger):
     """Fires an event for every entry of a Redis stream; triggers of one stream, group and consumer share a reader.
 
-    ``connection`` names a stored connection (``redis://`` or ``rediss://``, see `headgate.brokers.redis_client`);
-    ``stream`` and ``group`` must exist, unless ``create`` is true: then they are made, and the stream is read from its
-    beginning. ``consumer``: the name under which the group remembers what this reader has. The raw event is
-    ``{"id": str, "stream": str, "fields": {str: str}}``; with ``body="json:FIELD"`` the value of that field, parsed.
+    ``connection`` names a stored connection (see `headgate.brokers.clients.redis_client`); ``stream`` and ``group``
+    must exist, unless ``create`` is true: then they are made, and the stream is read from its beginning. ``consumer``:
+    the name under which the group remembers what this reader has. The raw event is ``{"id": str, "stream": str,
+    "fields": {str: str}}``; with ``body="json:FIELD"`` the value of that field, parsed.
     ``lane``: ``"stream"`` keeps the order of all entries, ``"field:FIELD"`` that of entries with the same value of the
     field, ``"message"`` none. ``dead_letter``: a stream that gets the entries that subscribers reject; without it they
     become dead letters of headgate. ``claim_idle_s``: take over entries that other consumers of the group have got and
@@ -328,6 +325,10 @@ class RedisStreamTrigger(BaseEventTrigger):
 
     To select or transform entries, subclass it and override ``filter_shared_stream``.
     """
+
+    producer = RedisStreamProducer
+    scheme = "redis"
+    place = ("connection", "stream", "group", "consumer")
 
     def __init__(
         self,
@@ -344,42 +345,19 @@ class RedisStreamTrigger(BaseEventTrigger):
         in_flight_max: int = IN_FLIGHT_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        self._kwargs: dict[str, Any] = {
-            "connection": connection,
-            "stream": stream,
-            "group": group,
-            "consumer": consumer,
-            "create": create,
-            "body": body,
-            "lane": lane,
-            "dead_letter": dead_letter,
-            "claim_idle_s": claim_idle_s,
-            "in_flight_max": in_flight_max,
-            "message_bytes_max": message_bytes_max,
-        }
-        _check_name("connection", connection)
-        RedisStreamProducer(**self._kwargs)  # refuses what cannot be used at once
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the class of this instance, so that a subclass is restored as itself."""
-        return self._classpath(), dict(self._kwargs)
-
-    def shared_stream_key(self) -> tuple[str, ...]:
-        """Return what the group remembers its place by, and where."""
-        return ("redis", *(self._kwargs[name] for name in ("connection", "stream", "group", "consumer")))
-
-    @classmethod
-    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> RedisStreamProducer:
-        """Return the producer; kwargs that only a subclass knows are ignored."""
-        names = RedisStreamTrigger.__init__.__annotations__.keys() - {"return"}
-        return RedisStreamProducer(**{name: value for name, value in kwargs.items() if name in names})
-
-
-def _check_name(what: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise TypeError(f"{what} must be a str, not {type(text).__name__}")
-    if not 0 < len(text) <= NAME_CHARS_MAX or not text.isprintable():
-        raise ValueError(f"{what} must have 1..{NAME_CHARS_MAX} printable characters, not {text[:NAME_CHARS_MAX]!r}")
+        super().__init__(
+            connection=connection,
+            stream=stream,
+            group=group,
+            consumer=consumer,
+            create=create,
+            body=body,
+            lane=lane,
+            dead_letter=dead_letter,
+            claim_idle_s=claim_idle_s,
+            in_flight_max=in_flight_max,
+            message_bytes_max=message_bytes_max,
+        )
 
 
 def _numbers(entry_id: bytes) -> tuple[int, int]:

@@ -27,9 +27,9 @@ import trio
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable
 from headgate.brokers.broker_thread import BrokerStatistics, BrokerThread, Limits
+from headgate.brokers.checked import CheckedProducer
 from headgate.brokers.held import Delivery, Received
-from headgate.triggers.named_values import Connection
-from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer, Undecodable
+from headgate.triggers.shared_stream import AdvanceItem, Undecodable
 
 __all__ = [
     "BrokerError",
@@ -56,7 +56,7 @@ HEAD_BYTES_MAX = 4096  # kept of a message that is too long
 _log = structlog.get_logger("headgate.brokers")
 
 
-class ThreadedProducer(SharedStreamProducer):
+class ThreadedProducer(CheckedProducer):
     """A producer with a blocking client. An adapter is a subclass that has `name`, `connect`, `receive`,
     `acknowledge` and `disconnect`; ``docs/brokers.md`` shows a whole one.
 
@@ -77,6 +77,8 @@ class ThreadedProducer(SharedStreamProducer):
     handles_survive: ClassVar[bool] = True
     # Whether messages are acknowledged one by one. If not (offsets), none can be left to the broker unacknowledged.
     acknowledges_each: ClassVar[bool] = True
+    # Whether a message that is left to the broker unacknowledged takes the room of another one there (a prefetch).
+    left_takes_room: ClassVar[bool] = False
     keeps_rejected = False
 
     def __init__(
@@ -95,8 +97,7 @@ class ThreadedProducer(SharedStreamProducer):
         retry_max_s: float = RETRY_MAX_S,
         close_s: float = CLOSE_S,
     ) -> None:
-        self.connection_name = connection
-        self.connection: Connection | None = None
+        super().__init__(connection)
         self.limits = Limits(
             in_flight_max=in_flight_max,
             in_flight_bytes_max=in_flight_bytes_max,
@@ -113,11 +114,6 @@ class ThreadedProducer(SharedStreamProducer):
         self._broker_thread = BrokerThread(self, self.limits)
 
     # --- what an adapter writes; all are called in the producer's thread, one at a time, and may block ------------
-
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """What the stream is called in logs and errors, without secrets: ``"redis stream orders"``."""
 
     @abc.abstractmethod
     def connect(self) -> None:
@@ -148,15 +144,23 @@ class ThreadedProducer(SharedStreamProducer):
         """Put these into the broker's place for rejected messages, then acknowledge them; if `keeps_rejected`."""
         raise NotImplementedError(f"{type(self).__name__} sets keeps_rejected and has no reject()")
 
+    def leave(self, messages: Sequence[Received]) -> None:
+        """Note that these stay unacknowledged on this connection; for a broker that wants acknowledgements in order."""
+
+    def look(self) -> None:
+        """Connect, and look; to be overridden where that would disturb a running reader."""
+        self.connect()
+
+    @property
+    def extend_s(self) -> float | None:
+        """The seconds between two calls of `extend`; to be overridden where the broker says for how long it lends."""
+        return self.limits.extend_s
+
     def extend(self, refs: Sequence[Any]) -> None:
         """Have the broker lend these messages for longer; called every ``extend_s`` seconds while any is held."""
 
     def idle(self) -> None:
         """Keep the connection alive while nothing may be received; called at least every ``poll_s`` seconds."""
-
-    def lag(self) -> int | None:
-        """Return how many messages the broker still has, those held included; None if that is unknown."""
-        return None
 
     # --- the stream's side, in trio's thread ----------------------------------------------------------------------
 

@@ -19,12 +19,13 @@ DRAIN = On("drain", action=STOP)
 
 with DAG("train_on_signals", description="Train on new data until a signal ends it", tags=["example"]):
 
-    @task(signals=[DRAIN], stopped_as="success")
+    @task(endless=True, signals=[DRAIN])
     def ingest(run_id: str) -> None:
         """Gather samples for ever, and send a signal for each epoch of them, to this run alone."""
         folder = FOLDER / run_id
         folder.mkdir(parents=True, exist_ok=True)
-        epoch = len(list(folder.iterdir()))  # a later try goes on behind the last one
+        # On another worker it goes on with the last one, whose signal may not have been sent.
+        epoch = max(0, len(list(folder.glob("*.json"))) - 1)
         while True:
             epoch += 1
             draft = folder / f"{epoch}.draft"

@@ -1,4 +1,4 @@
-"""One check whether a trigger can be constructed: ``python -P -m headgate.runner.checking``, started by commands only.
+"""One check of a trigger, or of its broker: ``python -P -m headgate.runner.checking``, started by commands only.
 
 It loads the trigger as the runner would (`headgate.runner.loading`), in a process of its own, because this runs users'
 code. A name that is wrong is answered with the nearest one, and an exception of the author's code with its line.
@@ -26,7 +26,7 @@ import headgate.runner
 from headgate.child.error_text import describe_error
 from headgate.child.forks import cut_off_forks
 from headgate.child.parent_death import die_with
-from headgate.protocol.messages.checks import CheckTrigger, TriggerChecked
+from headgate.protocol.messages.checks import BrokerChecked, Check, CheckBroker, CheckTrigger, TriggerChecked
 from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import decode_value
 from headgate.runner.loading import TriggerNotLoaded, import_class, load_trigger
@@ -52,9 +52,13 @@ def main() -> NoReturn:
         parts = []
         while part := link.recv(READ_BYTES_MAX):
             parts.append(part)
-        question = msgspec.msgpack.decode(b"".join(parts), type=CheckTrigger)
-        sys.path += [folder for folder in question.import_paths if folder not in sys.path]
-        answer = check(question)
+        question: Check = msgspec.msgpack.decode(b"".join(parts), type=Check)
+        answer: TriggerChecked | BrokerChecked
+        if isinstance(question, CheckBroker):
+            answer = check_broker(question)
+        else:
+            sys.path += [folder for folder in question.import_paths if folder not in sys.path]
+            answer = check(question)
         sys.stdout.flush()
         sys.stderr.flush()
         link.sendall(msgspec.msgpack.encode(answer))
@@ -77,6 +81,18 @@ def check(question: CheckTrigger) -> TriggerChecked:
         place = _place(exc)
         return TriggerChecked(f"{text} ({place})" if place else text, trace)
     return TriggerChecked(problem)
+
+
+def check_broker(question: CheckBroker) -> BrokerChecked:
+    """Connect as the trigger's producer would, and say what it finds. No message is taken."""
+    try:
+        from headgate.brokers.broker_trigger import BrokerTrigger  # other checks need none of it
+
+        trigger = import_class(question.classpath)(**decode_value(question.kwargs))
+        assert isinstance(trigger, BrokerTrigger)
+        return trigger.check(question.connection)
+    except BaseException as exc:  # of a client
+        return BrokerChecked(problem=describe_error(exc)[0])
 
 
 def _wrong_kwargs(cls: type[Any], classpath: str, kwargs: Mapping[str, Any]) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from headgate.protocol.messages.rules import (
     Action,
     ClockRule,
     Condition,
+    CronRule,
     EndState,
     Overlap,
     Rule,
@@ -19,11 +19,14 @@ from headgate.protocol.messages.rules import (
     SignalRule,
     StoppedAs,
     TaskRule,
+    is_met,
+    stopped_as_default,
 )
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, Predicate, Since
 from headgate.protocol.messages.signals import Comparison as _Comparison
 from headgate.protocol.values import encode_value
-from headgate.signals.base import Signal
+from headgate.signals.base import Signal, SignalVersion
+from headgate.signals.cron import read_cron
 
 
 class SignalAction(enum.StrEnum):
@@ -64,9 +67,12 @@ class TaskEnded:
 
 @dataclass(frozen=True)
 class Every:
-    """The time, in place of a key: when the run begins, and then whenever ``interval`` has passed again."""
+    """The time, in place of a key: when the run begins, and then whenever ``interval`` has passed again.
 
-    interval: timedelta
+    Or a cron expression: the times that it says while the run is open, in the time zone of the DAG.
+    """
+
+    interval: timedelta | str
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class On:
     """A rule: what a signal under ``key`` does to the task that has the rule, if its value meets the ``predicate``.
 
     Signals count that were sent since the run was created; with ``since="latest"`` the newest one before that counts as
-    well. In place of a key there may be the end of another task, `TaskEnded`, or the time, `Every`; these have no
+    well, and with ``"last_run"`` those that the same rule of the run before was not held against any more. In place of
+    a key there may be the end of another task, `TaskEnded`, or the time, `Every`; these have no
     predicate.
     """
 
@@ -85,16 +92,22 @@ class On:
     namespace: str = DEFAULT_NAMESPACE
     since: Since = "run"
 
-    def to_rule(self) -> Rule:
-        """Return the rule as the supervisor gets it. Raises TypeError and ValueError, which say what is wrong."""
+    def to_rule(self, timezone: str = "UTC") -> Rule:
+        """Return the rule as the supervisor gets it. Raises TypeError and ValueError, which say what is wrong.
+
+        ``timezone`` is that of the DAG.
+        """
         action: Action = SignalAction(self.action).value
         condition: Condition = SignalCondition(self.condition).value
         if isinstance(self.key, TaskEnded | Every):
             if (self.predicate, self.namespace, self.since) != (None, DEFAULT_NAMESPACE, "run"):
                 raise ValueError(f"{type(self.key).__name__}(...) has no predicate, no namespace, and no since")
         if isinstance(self.key, Every):
+            if isinstance(self.key.interval, str):
+                return CronRule(read_cron(self.key.interval, timezone), timezone, action, condition)
             if not isinstance(self.key.interval, timedelta):
-                raise TypeError(f"the interval of Every must be a timedelta, not {self.key.interval!r:.100}")
+                expected = "a timedelta or a cron expression"
+                raise TypeError(f"the interval of Every must be {expected}, not {self.key.interval!r:.100}")
             return ClockRule(self.key.interval.total_seconds(), action, condition)
         if isinstance(self.key, TaskEnded):
             if self.key.state not in (None, "success", "failed", "skipped", "upstream_failed"):
@@ -102,10 +115,47 @@ class On:
             return TaskRule(_text(self.key.task_id, "task_id"), self.key.state, action, condition)
         if self.predicate is not None and not isinstance(self.predicate, Predicate):
             raise TypeError(f"the predicate must be made by a function as equal(), not {self.predicate!r:.100}")
-        if self.since not in ("run", "latest"):
-            raise ValueError(f"since must be 'run' or 'latest', not {self.since!r:.100}")
+        if self.since not in ("run", "latest", "last_run"):
+            raise ValueError(f"since must be 'run', 'latest' or 'last_run', not {self.since!r:.100}")
         namespace = _text(self.namespace, "namespace")
         return SignalRule(_text(self.key, "key"), namespace, self.predicate, action, condition, self.since)
+
+
+@dataclass(frozen=True)
+class OnSignal:
+    """The schedule of a DAG: a run for each signal under ``key`` whose value meets the ``predicate``.
+
+    In a list there is a run when each of them has had a signal; in an `Each`, `Batch` or `Latest` these words count, as
+    for assets. Signals count that are sent after the DAG was parsed with this for the first time; with
+    ``since="latest"`` the newest one before that counts as well.
+    """
+
+    key: str
+    predicate: Predicate | None = None
+    namespace: str = DEFAULT_NAMESPACE
+    since: Literal["parsed", "latest"] = "parsed"
+
+    def to_rule(self) -> SignalRule:
+        """Return it as the supervisor gets it. Raises TypeError and ValueError, which say what is wrong."""
+        if self.since not in ("parsed", "latest"):
+            raise ValueError(f"the since of OnSignal must be 'parsed' or 'latest', not {self.since!r:.100}")
+        if not isinstance(self.key, str):
+            raise TypeError(f"the key of OnSignal must be a str, not {self.key!r:.100}")
+        since: Since = "latest" if self.since == "latest" else "run"
+        rule = On(self.key, self.predicate, namespace=self.namespace, since=since).to_rule()
+        assert isinstance(rule, SignalRule), "its key is a text"
+        return rule
+
+
+def end_rule(rule: On) -> SignalRule:
+    """Return a rule that ends runs as the supervisor gets it. Raises TypeError and ValueError."""
+    if not isinstance(rule, On) or not isinstance(rule.key, str):
+        raise TypeError(f"end_on takes rules about signals, as On('drain'), not {rule!r:.100}")
+    if rule.action not in (START, STOP) or rule.condition != SUFFICIENT:
+        raise ValueError(f"a rule of end_on ends the run by itself; {rule!r:.100} has another action or condition")
+    found = replace(rule, action=STOP).to_rule()
+    assert isinstance(found, SignalRule), "its key is a text"
+    return found
 
 
 def _text(value: object, what: str) -> str:
@@ -186,8 +236,45 @@ class SignalOperator:
         """Return the rules."""
         return tuple(self._signals)
 
+    def on_signal(self, signal: SignalVersion) -> SignalAction:
+        """Return what a signal does to the task, which meets one of its rules about keys.
 
-def rules_of(signals: Iterable[On], overlap: Overlap, stopped_as: StoppedAs) -> Rules | None:
-    """Return the rules of a task as the supervisor gets them; None if there are none."""
-    rules = tuple(signal.to_rule() for signal in signals)
-    return Rules(rules, overlap, stopped_as) if rules else None
+        For a subclass to override: then it is called for each, in a process for that alone, in the order in which they
+        were sent. It may be called twice for one signal, and one answer counts. As it is here no code is called: the
+        supervisor itself does what the first rule says that the signal meets.
+        """
+        for one in self._signals:
+            if one.key == signal.key and (one.predicate is None or is_met(one.predicate, _encoded(signal.value))):
+                return SignalAction(one.action)
+        return NONE
+
+    @property
+    def decides(self) -> bool:
+        """Whether the class overrides `on_signal`."""
+        return type(self).on_signal is not SignalOperator.on_signal
+
+
+def _encoded(value: Any) -> bytes:
+    return encode_value(value, where="the value of a signal", bytes_max=SIGNAL_BYTES_MAX)
+
+
+def decide(operator: SignalOperator, signal: SignalVersion) -> SignalAction:
+    """Return what `on_signal` of an operator says. Raises TypeError for anything but an action."""
+    action = operator.on_signal(signal)
+    # An action is a text, and so is its name.
+    if isinstance(action, str) and action in SignalAction.__members__:
+        return SignalAction(action)
+    expected = ", ".join(f"SignalAction.{name}" for name in SignalAction.__members__)
+    raise TypeError(f"{type(operator).__name__}.on_signal returned {action!r:.100}; expected one of {expected}")
+
+
+def rules_of(
+    operator: SignalOperator, overlap: Overlap, stopped_as: StoppedAs, *, is_endless: bool, timezone: str = "UTC"
+) -> Rules | None:
+    """Return the rules of a task as the supervisor gets them; None if there are none. ``timezone`` is its DAG's.
+
+    An endless one may say without any how a stop by hand leaves it.
+    """
+    rules = tuple(signal.to_rule(timezone) for signal in operator.signals())
+    says_how = is_endless and stopped_as != stopped_as_default(is_endless=True)
+    return Rules(rules, overlap, stopped_as, operator.decides and bool(rules)) if rules or says_how else None

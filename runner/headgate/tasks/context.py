@@ -184,7 +184,8 @@ class Context(TypedDict):
     ``asset_events`` are the events that the run was created for, oldest first; empty for a cron schedule or by hand.
     ``stream`` is that of a task that has deferred with ``stream=``, in this try or an earlier one; else None. ``loop``
     is the iteration that a task of a loop is in; else None. ``signals`` are those that have started a task with rules
-    about signals, one for each rule that was met, and ``previous_signals`` those of its start before.
+    about signals, one for each rule that was met, and ``previous_signals`` those of its start before. ``run_signals``
+    are those that the run was created for, in the order in which they met its schedule.
     """
 
     ti: TaskInstance
@@ -203,6 +204,7 @@ class Context(TypedDict):
     loop: Loop | None
     signals: tuple[SignalVersion, ...]
     previous_signals: tuple[SignalVersion, ...]
+    run_signals: tuple[SignalVersion, ...]
 
 
 def make_context(
@@ -254,6 +256,7 @@ def make_context(
         loop=None if mapping is None else mapping.loop_of(instance),
         signals=() if signals is None else _versions(signals.signals),
         previous_signals=() if signals is None else _versions(signals.previous),
+        run_signals=() if signals is None else _versions(signals.of_run),
     )
     return cast(Context, _CheckedContext(context))
 

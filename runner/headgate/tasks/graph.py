@@ -15,8 +15,10 @@ from zoneinfo import ZoneInfo
 
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import DEFAULT_MAX_ACTIVE_RUNS, DagSpec, check_dag, id_problem
+from headgate.signals.cron import read_zone
+from headgate.signals.rules import On, end_rule
 from headgate.tasks.options import TaskOptions, options_problem, unknown_option
-from headgate.tasks.schedule import Schedule, read_schedule, read_zone
+from headgate.tasks.schedule import Schedule, read_schedule
 from headgate.triggers.airflow_names import NoOptions
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ class DAG:
 
     ``schedule`` is None (runs are created by hand), a cron expression of five fields or a preset such as ``@daily``,
     read in ``timezone`` (by default that of ``start_date`` if it is a `ZoneInfo`, else UTC), or one or several `Asset`:
-    there is a run when each of them has had an event, unless they are in an `Each`, `Batch` or `Latest`.
+    there is a run when each of them has had an event, unless they are in an `Each`, `Batch` or `Latest`. In their place
+    there may be signals, `OnSignal`. A signal that meets a rule of ``end_on`` ends the run in which it counts.
     ``start_date`` is aware; ``catchup`` creates the runs between it and now, and requires it. ``default_args`` are the
     tasks' default options.
 
@@ -56,6 +59,7 @@ class DAG:
         description: str = "",
         tags: Sequence[str] = (),
         is_paused_upon_creation: bool = False,
+        end_on: On | Sequence[On] = (),
         **unknown: Unpack[NoOptions],
     ) -> None:
         for name in unknown:
@@ -88,7 +92,8 @@ class DAG:
         self.is_paused_upon_creation = is_paused_upon_creation
         try:
             self.schedule = read_schedule(schedule, self.timezone)
-        except ValueError as error:
+            self.end_on = tuple(end_rule(rule) for rule in ([end_on] if isinstance(end_on, On) else end_on))
+        except (TypeError, ValueError) as error:
             raise DagMalformed(dag_id, None, str(error)) from None
         self.to_spec()  # checks the protocol's limits at the author's line
         made = _made.get()
@@ -155,6 +160,7 @@ class DAG:
             is_paused_upon_creation=self.is_paused_upon_creation,
             description=self.description,
             tags=self.tags,
+            end_on=self.end_on,
         )
         check_dag(spec)
         return spec

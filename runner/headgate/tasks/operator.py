@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Unpack
 from headgate.protocol.errors import DagMalformed, ProtocolError
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec, TriggerRule, task_problem
 from headgate.protocol.messages.maps import Elements, Output, Source
-from headgate.protocol.messages.rules import Overlap, StoppedAs
+from headgate.protocol.messages.rules import Overlap, StoppedAs, stopped_as_default
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import encode_value
@@ -29,6 +29,7 @@ from headgate.tasks.errors import (
 )
 from headgate.tasks.graph import DAG, Arrows, open_dag, open_group
 from headgate.tasks.maps.elements import Emissions
+from headgate.tasks.maps.later import own_arguments
 from headgate.tasks.maps.outputs import MappedOutput
 from headgate.tasks.maps.sources import Mappable
 from headgate.tasks.options import DEFAULTS, TaskOptions, options_problem
@@ -120,7 +121,8 @@ class BaseOperator(SignalOperator, Arrows):
         self.trigger_rule: TriggerRule = given["trigger_rule"]
         self.max_active_tis_per_dagrun: int | None = given["max_active_tis_per_dagrun"]
         self.overlap: Overlap = given["overlap"]
-        self.stopped_as: StoppedAs = given["stopped_as"]
+        self.endless: bool = given["endless"]
+        self.stopped_as: StoppedAs = given.get("stopped_as", stopped_as_default(is_endless=self.endless))
         try:
             for signal in given["signals"]:
                 self.set_signal(signal)
@@ -291,10 +293,8 @@ class BaseOperator(SignalOperator, Arrows):
                     f"logical_date, params (the run's conf) and the rest of the context, and can pass them on to a "
                     f"command as environment variables"
                 )
-        if self.start_from_trigger and self.is_mapped:
-            raise self._malformed(
-                "a mapped task cannot begin in its trigger, because it has arguments of its own there"
-            )
+        if self.start_from_trigger and self.mapping is not None:
+            raise self._malformed(f"cannot begin in its trigger: it is in the mapped group {self.mapping.group_id!r}")
         return self._spec(self._start_trigger() if self.start_from_trigger else None)
 
     def for_step(self, context: Context) -> BaseOperator:
@@ -364,7 +364,14 @@ class BaseOperator(SignalOperator, Arrows):
             active_max=self.max_active_tis_per_dagrun,
             emits=self.emits,
             group="" if mapping is None else mapping.group_id,
-            signals=rules_of(self._signals, self.overlap, self.stopped_as),
+            signals=rules_of(
+                self,
+                self.overlap,
+                self.stopped_as,
+                is_endless=self.endless,
+                timezone="UTC" if self.dag is None else self.dag.timezone,
+            ),
+            endless=self.endless,
         )
 
     def _start_trigger(self) -> StartTrigger:
@@ -372,6 +379,8 @@ class BaseOperator(SignalOperator, Arrows):
         if start is None:
             raise self._malformed("start_from_trigger needs start_trigger_args")
         next_kwargs = start.next_kwargs or {}
+        kwargs = start.trigger_kwargs or {}
+        own = own_arguments(kwargs)
         try:
             stream = read_stream(start.stream, ahead=start.ahead, poison=start.poison)
         except (TypeError, ValueError) as error:
@@ -385,11 +394,15 @@ class BaseOperator(SignalOperator, Arrows):
             check_classpath(start.trigger_cls)
             return StartTrigger(
                 classpath=start.trigger_cls,
-                kwargs=_encoded(start.trigger_kwargs or {}, "start_trigger_args.trigger_kwargs"),
+                kwargs=_encoded(
+                    {name: value for name, value in kwargs.items() if own is None or name not in own.names},
+                    "start_trigger_args.trigger_kwargs",
+                ),
                 next_method=start.next_method,
                 next_kwargs=_encoded(next_kwargs, "start_trigger_args.next_kwargs"),
                 timeout_s=None if start.timeout is None else start.timeout.total_seconds(),
                 stream=stream,
+                own=own,
             )
         except ProtocolError as error:
             raise self._malformed(str(error)) from error

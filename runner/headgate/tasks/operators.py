@@ -7,7 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Unpack
 
+import msgspec
+
+from headgate.protocol.messages.dags import StartTrigger
+from headgate.protocol.messages.task_streams import PAGE_ROWS, ElementsOf
 from headgate.tasks.context import Context
+from headgate.tasks.errors import TaskFailed
 from headgate.tasks.graph import DAG, Arrows
 from headgate.tasks.operator import BaseOperator, Placeholder, XComArg
 from headgate.tasks.options import TaskOptions
@@ -111,9 +116,11 @@ class PythonOperator(BaseOperator):
 class TriggerOperator(BaseOperator):
     """Emits the payload of each event of a trigger, for the tasks that are expanded over its output.
 
-    It begins in the trigger, without a worker, and ends when that returns, or fires an event that is its last.
-    ``trigger_cls`` is the path of the class, ``module.Class``; ``trigger_kwargs`` are its arguments; ``timeout`` limits
-    the wait for each event; ``ahead`` is how many may be stored and not emitted.
+    No worker runs it: the supervisor that stores an event stores its elements with it. It begins in the trigger,
+    and ends when that returns, or fires an event that is its last. With ``elements="each"`` the items of each
+    payload are elements: of a list, or of the ``rows`` of a page of `PagedTrigger`; any other payload fails it.
+    ``trigger_cls`` is the path of the class, ``module.Class``; ``trigger_kwargs`` are its arguments; ``timeout``
+    limits the wait for each event; ``ahead`` is how many elements may be stored before instances are made of them.
     """
 
     emits = True
@@ -126,11 +133,15 @@ class TriggerOperator(BaseOperator):
         trigger_kwargs: Mapping[str, Any] | None = None,
         timeout: timedelta | None = None,
         ahead: int | None = None,
+        elements: ElementsOf = "event",
         task_id: str,
         dag: DAG | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(task_id=task_id, dag=dag, **options)
+        if elements not in ("event", "each"):
+            raise self._malformed(f"elements must be 'event' or 'each', not {elements!r:.100}")
+        self.elements = elements
         kwargs = dict(trigger_kwargs or {})
         self.start_trigger_args = StartTriggerArgs(
             trigger_cls=trigger_cls, trigger_kwargs=kwargs, timeout=timeout, stream=True, ahead=ahead
@@ -140,10 +151,23 @@ class TriggerOperator(BaseOperator):
         """Not called: it begins in its trigger."""
 
     def handle_trigger_events(self, events: Sequence[StreamedEvent], context: Context) -> None:
-        """Emit what has come."""
+        """Emit what has come: in tests, and for a stream that began in a version in which a worker did it."""
         for event in events:
-            self.emit(event.payload)
+            for value in [event.payload] if self.elements == "event" else self._items_of(event):
+                self.emit(value)
             self.handled(event)
+
+    def _items_of(self, event: StreamedEvent) -> Sequence[Any]:
+        payload = event.payload
+        items = payload.get(PAGE_ROWS) if isinstance(payload, dict) else payload
+        if not isinstance(items, list | tuple):
+            raise TaskFailed(f"event {event.position} is no list, and no page with a list of rows: {payload!r:.100}")
+        return items
+
+    def _start_trigger(self) -> StartTrigger:
+        start = super()._start_trigger()
+        assert start.stream is not None
+        return msgspec.structs.replace(start, stream=msgspec.structs.replace(start.stream, elements=self.elements))
 
 
 class BranchPythonOperator(PythonOperator):

@@ -20,7 +20,10 @@ class TaskOptions(TypedDict, total=False):
     trigger runner, without a worker, with the trigger that ``start_trigger_args`` names. Of a mapped task at most
     ``max_active_tis_per_dagrun`` instances are with workers at once, in one run. ``signals`` are rules by which signals
     start, restart and stop the task; ``overlap`` says what becomes of a start while it is under way, and ``stopped_as``
-    in which state a stop leaves it (docs/signals.md). With ``every`` it starts with its run, and then again and again.
+    in which state a stop leaves it (docs/signals.md). With ``every`` it starts with its run, and then again and
+    again, or at the times of a cron expression.
+    An ``endless`` task does not end by itself: it gets a worker of its own beside the pool, and ``stopped_as`` is
+    ``success`` unless it says otherwise.
     """
 
     retries: int
@@ -37,9 +40,10 @@ class TaskOptions(TypedDict, total=False):
     start_trigger_args: StartTriggerArgs | None
     start_from_trigger: bool
     signals: Sequence[On]
-    every: timedelta | None
+    every: timedelta | str | None
     overlap: Overlap
     stopped_as: StoppedAs
+    endless: bool
 
 
 DEFAULTS: Final = TaskOptions(
@@ -57,12 +61,13 @@ DEFAULTS: Final = TaskOptions(
     signals=(),
     every=None,
     overlap="latest",
-    stopped_as="skipped",
+    endless=False,
 )
 # An operator makes rules of these; all others are its attributes.
 OF_RULES: Final = frozenset({"signals", "every"})
-# The defaults of these two are attributes of the operator's class, where its author may set them.
-NAMES: Final = frozenset({*DEFAULTS, "start_trigger_args", "start_from_trigger"})
+# The defaults of the first two are attributes of the operator's class, where its author may set them; that of the last
+# depends on whether the task is endless.
+NAMES: Final = frozenset({*DEFAULTS, "start_trigger_args", "start_from_trigger", "stopped_as"})
 
 _NONE: Final = type(None)
 _TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
@@ -80,9 +85,10 @@ _TYPES: Final[dict[str, tuple[type[Any], ...]]] = {
     "start_trigger_args": (StartTriggerArgs, _NONE),
     "start_from_trigger": (bool,),
     "signals": (list, tuple),
-    "every": (timedelta, _NONE),
+    "every": (timedelta, str, _NONE),
     "overlap": (str,),
     "stopped_as": (str,),
+    "endless": (bool,),
 }
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "trigger_rule": TRIGGER_RULES,

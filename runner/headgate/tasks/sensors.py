@@ -25,12 +25,12 @@ from headgate.protocol.messages.signals import (
     wait_problem,
 )
 from headgate.protocol.values import encode_value
+from headgate.signals.cron import read_zone
 from headgate.tasks.context import Context
 from headgate.tasks.errors import SensorTimeout, TaskFailed, TaskSkipped, TriggerTimeout
 from headgate.tasks.graph import DAG
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.options import TaskOptions
-from headgate.tasks.schedule import read_zone
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.file import POKE_INTERVAL_S, FileTrigger
 from headgate.triggers.temporal import DateTimeTrigger, TimeDeltaTrigger, utc_now

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headgate.testing.crash.brokers import Broker, FileLogBroker
     from headgate.testing.crash.campaign import crash_test
+    from headgate.testing.crash.dags import DagCrashReport, DagCrashTestFailed, crash_test_dag
     from headgate.testing.crash.pair import Pair, PairFailed
     from headgate.testing.crash.report import CrashReport, CrashTestFailed
     from headgate.testing.failures import (
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     )
     from headgate.testing.running import run_trigger
     from headgate.testing.scripted import Message, SharedStream, shared_stream
-    from headgate.testing.stubs import CreatedRun
+    from headgate.testing.stubs import CreatedRun, run_on_signal
     from headgate.testing.tasks import Deferral, TaskResult, run_task
 
 # Imported lazily, because pytest imports this package, for the plugin, in every project that has headgate.
@@ -31,6 +32,8 @@ _HOMES = {
     "CrashReport": "crash.report",
     "CrashTestFailed": "crash.report",
     "CreatedRun": "stubs",
+    "DagCrashReport": "crash.dags",
+    "DagCrashTestFailed": "crash.dags",
     "Deferral": "tasks",
     "FileLogBroker": "crash.brokers",
     "LeftBehind": "failures",
@@ -47,6 +50,8 @@ _HOMES = {
     "TooFewEvents": "failures",
     "TriggerFailed": "failures",
     "crash_test": "crash.campaign",
+    "crash_test_dag": "crash.dags",
+    "run_on_signal": "stubs",
     "run_task": "tasks",
     "run_trigger": "running",
     "shared_stream": "scripted",
@@ -57,6 +62,8 @@ __all__ = [
     "CrashReport",
     "CrashTestFailed",
     "CreatedRun",
+    "DagCrashReport",
+    "DagCrashTestFailed",
     "Deferral",
     "FileLogBroker",
     "LeftBehind",
@@ -73,6 +80,8 @@ __all__ = [
     "TooFewEvents",
     "TriggerFailed",
     "crash_test",
+    "crash_test_dag",
+    "run_on_signal",
     "run_task",
     "run_trigger",
     "shared_stream",

@@ -23,7 +23,10 @@ class TooFewEvents(TriggerFailed):
 
 
 class RoundTripFailed(AssertionError):
-    """The result of `serialize` does not construct an equal trigger."""
+    """The result of `serialize` does not construct an equal trigger.
+
+    Or an instance of a mapped task that begins in its trigger would give it something else than its value.
+    """
 
 
 class LoopBlocked(AssertionError):

@@ -10,6 +10,8 @@ from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.loading import TriggerNotLoaded, load_trigger
 from headgate.streams.identity import stream_of
+from headgate.tasks.context import Context
+from headgate.tasks.maps.operators import MappedOperator
 from headgate.testing.failures import RoundTripFailed
 from headgate.triggers.base import BaseTrigger
 from headgate.triggers.encoding import encode_trigger
@@ -58,6 +60,26 @@ def check_round_trip(trigger: BaseTrigger) -> TriggerSpec:
     if type(again) is type(trigger):
         _compare_attributes(trigger, again, loaded(spec), kwargs_again)
     return spec
+
+
+def check_start(mapped: MappedOperator, context: Context, encoded: bytes) -> None:
+    """Raise `RoundTripFailed` if an instance would give its trigger other arguments than the supervisor has for it.
+
+    The supervisor has what the constructor of the operator does with a value that it does not know.
+    """
+    try:
+        start = mapped.for_step(context).start_trigger_args
+    except Exception:
+        return  # so does its step
+    name, kwargs = mapped.kind.__name__, decode_value(encoded)
+    meant = {} if start is None else start.trigger_kwargs or {}
+    for key in kwargs.keys() | meant.keys():
+        if key not in kwargs or key not in meant or not _are_equal(kwargs[key], meant[key]):
+            was, is_ = _shown(kwargs, key), _shown(meant, key)
+            raise RoundTripFailed(
+                f"the trigger of this {name} begins with {key}={was}, and its constructor makes {is_} "
+                f"of the value: without a worker it can only be passed on as it is"
+            )
 
 
 def _compare_kwargs(name: str, before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -47,9 +47,11 @@ from headgate.protocol.messages.queries import (
 )
 from headgate.protocol.messages.rules import SignalRule, is_met
 from headgate.protocol.messages.runner import CancelReason, FinishedTrigger, FiredEvent
+from headgate.protocol.messages.schedules import SignalSchedule
 from headgate.protocol.messages.signals import (
     AUTOMATIC,
     DEFAULT_NAMESPACE,
+    SIGNAL_BYTES_MAX,
     SIGNALS_PER_PAGE_MAX,
     Predicate,
     SentSignal,
@@ -58,9 +60,10 @@ from headgate.protocol.messages.signals import (
     StoredSignal,
 )
 from headgate.protocol.values import count_items, decode_value, encode_value
-from headgate.signals import SignalVersion
+from headgate.signals import SignalAction, SignalOperator, SignalVersion
 from headgate.signals.listening import NothingMore
 from headgate.signals.outgoing import encoded
+from headgate.signals.rules import decide
 from headgate.tasks.context import make_context
 from headgate.tasks.operator import BaseOperator
 from headgate.testing.clock import SkippingClock
@@ -157,21 +160,50 @@ class StubSignals:
         return None
 
     def started(self, operator: BaseOperator) -> StartSignals:
-        """Return the signals that start a task by its rules: the newest that meets each of them."""
+        """Return the signals that start a task by its rules: the newest that meets each of them; and those of its run.
+
+        A run has all that meet the schedule of its DAG; with `Latest` the newest of them, which was given last.
+        """
         found: list[StartSignal] = []
         for signal in operator.signals():
             if isinstance(rule := signal.to_rule(), SignalRule):
-                versions = self._versions.get((rule.namespace, rule.key), [])
-                fitting = [at for at, one in enumerate(versions) if is_met(rule.predicate, one.value)]
-                if fitting:
-                    newest = fitting[-1]
-                    found.append(StartSignal(rule.key, rule.namespace, newest + 1, versions[newest].value))
-        return StartSignals(tuple(found))
+                found += self._meeting(rule)[-1:]
+        schedule = None if operator.dag is None else operator.dag.schedule
+        of_run: list[StartSignal] = []
+        if isinstance(schedule, SignalSchedule):
+            of_run = [signal for rule in schedule.rules for signal in self._meeting(rule)]
+            if schedule.contract == "latest":
+                of_run = of_run[-1:]
+        return StartSignals(tuple(found), of_run=tuple(of_run))
+
+    def _meeting(self, rule: SignalRule) -> list[StartSignal]:
+        versions = self._versions.get((rule.namespace, rule.key), [])
+        return [
+            StartSignal(rule.key, rule.namespace, version, one.value)
+            for version, one in enumerate(versions, start=1)
+            if is_met(rule.predicate, one.value)
+        ]
 
     def _add(self, signal: SignalSend) -> int:
         versions = self._versions.setdefault((signal.namespace, signal.key), [])
         versions.append(signal)
         return len(versions)
+
+
+def run_on_signal(operator: SignalOperator, signals: Mapping[str, Sequence[Any]]) -> list[SignalAction]:
+    """Return what an operator decides about signals, given as values by key: of those that meet a rule of it, in order.
+
+    Raises what its ``on_signal`` raises, TypeError for what is no action, and `ValueNotSerializable`.
+    """
+    rules = [rule for one in operator.signals() if isinstance(rule := one.to_rule(), SignalRule)]
+    decided: list[SignalAction] = []
+    for key, values in signals.items():
+        for version, value in enumerate(values, start=1):
+            data = encode_value(value, where=f"the signal {key!r}", bytes_max=SIGNAL_BYTES_MAX)
+            for rule in rules:
+                if (rule.namespace, rule.key) == (DEFAULT_NAMESPACE, key) and is_met(rule.predicate, data):
+                    decided.append(decide(operator, SignalVersion(key, decode_value(data), version=version)))
+    return decided
 
 
 class SignalSource:

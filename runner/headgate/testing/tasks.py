@@ -32,7 +32,7 @@ from headgate.protocol.messages.steps import (
     StepSucceeded,
 )
 from headgate.protocol.messages.task_streams import StreamPart
-from headgate.protocol.values import decode_value, encode_value
+from headgate.protocol.values import decode_value, encode_value, set_items
 from headgate.signals import SignalVersion
 from headgate.tasks.context import RETURN_VALUE, Context, TaskStream, make_context
 from headgate.tasks.errors import FAIL_METHOD, REASON_EXECUTION_TIMEOUT, REASON_FAILURE, REASON_TIMEOUT
@@ -43,7 +43,7 @@ from headgate.tasks.maps.operators import MappedOperator
 from headgate.tasks.operator import BaseOperator
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import TaskNeverEnds, TaskNotSuccessful
-from headgate.testing.round_trip import check_round_trip, digest_of, loaded
+from headgate.testing.round_trip import check_round_trip, check_start, digest_of, loaded
 from headgate.testing.running import (
     BLOCKED_AFTER,
     EVENTS_MAX,
@@ -238,7 +238,7 @@ class _Trial:
         if first.execution_timeout is not None:
             self._ends_at_s = self._clock.now_s + first.execution_timeout.total_seconds()
         resumption: Resumption | None = None
-        waiting, self._signal = _start_of(first)
+        waiting, self._signal = self._start_of(first)
         while True:
             if waiting is None:
                 stream = None if self._is_stream_over else self._stream
@@ -253,6 +253,21 @@ class _Trial:
             if isinstance(ended, TaskResult):
                 return ended
             waiting, resumption = (ended, None) if isinstance(ended, StepDeferred) else (None, ended)
+
+    def _start_of(self, operator: BaseOperator) -> tuple[StepDeferred | None, SignalWait | None]:
+        """Return the first wait of a task that starts in its trigger, and the signal that it waits for, if it does."""
+        start = operator.to_spec().start_trigger
+        if start is None:
+            return None, None
+        kwargs = start.kwargs
+        if start.own is not None:
+            assert isinstance(operator, MappedOperator)
+            context = self._context_of(operator, stream=None)
+            value = encode_value(operator.own_value(context), where="the value of the instance")
+            kwargs = set_items(kwargs, dict.fromkeys(start.own.names, value))
+            check_start(operator, context, kwargs)
+        shared = (start.classpath, kwargs, start.next_method, start.next_kwargs, start.timeout_s)
+        return StepDeferred(*shared, stream=start.stream), start.signal
 
     def _step(self, resumption: Resumption | None, part: StreamPart | None) -> StepOutcome | TaskResult:
         """Run one step; return its outcome, or the result of a try whose time is over."""
@@ -453,15 +468,6 @@ def _copied(operator: BaseOperator) -> BaseOperator:
         with suppress(Exception):  # an author's object may raise anything when it is copied
             setattr(again, name, copy.deepcopy(value, memo))
     return again
-
-
-def _start_of(operator: BaseOperator) -> tuple[StepDeferred | None, SignalWait | None]:
-    """Return the first wait of a task that starts in its trigger, and the signal that it waits for, if it does."""
-    start = operator.to_spec().start_trigger
-    if start is None:
-        return None, None
-    shared = (start.classpath, start.kwargs, start.next_method, start.next_kwargs, start.timeout_s)
-    return StepDeferred(*shared, stream=start.stream), start.signal
 
 
 def _modules_of(operator: BaseOperator) -> tuple[str, ...]:

@@ -21,14 +21,17 @@ from headgate.child.queries import queries_handled_by
 from headgate.protocol import marks
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
 from headgate.protocol.link.worker_dialect import FILE_PIECES_MAX
-from headgate.protocol.messages.queries import Response
+from headgate.protocol.messages.queries import VALUE_QUERIES, Query, QueryResult, Response
+from headgate.protocol.messages.rules import Action
 from headgate.protocol.messages.runner import PROTOCOL_VERSION
 from headgate.protocol.messages.steps import StepFailed
 from headgate.protocol.messages.worker import (
+    DecideSignals,
     FileParsed,
     ParseFile,
     RecallSteps,
     RunStep,
+    SignalsDecided,
     Step,
     StepEnded,
     StepLoaded,
@@ -38,7 +41,7 @@ from headgate.protocol.messages.worker import (
 from headgate.protocol.startup import without_collections
 from headgate.protocol.version import VERSION
 from headgate.tasks.parsing import DagFileRefused, parse_file
-from headgate.worker import steps
+from headgate.worker import decisions, steps
 from headgate.worker.link import BlockingLink
 from headgate.worker.output import Output
 from headgate.worker.process_state import ProcessState, UserModules
@@ -80,6 +83,7 @@ class WorkerSession:
         stops.hook_timeout_s = welcome.settings.hook_timeout_s
         self._pid = os.getpid()
         self._link = link
+        self._waited_s = 0.0  # of the present step, for values
         self._channel = channel
         self._stops = stops
         self._modules = UserModules(folders, others=sys.path)
@@ -113,8 +117,12 @@ class WorkerSession:
                     self._run_step(message.step)
                 case ParseFile():
                     self._parse(message.file)
+                case DecideSignals():
+                    self._decide(message)
                 case WorkerWelcome() | Response() | RecallSteps():
-                    raise RemoteProtocolError(f"expected RunStep or ParseFile, got {type(message).__name__}")
+                    raise RemoteProtocolError(
+                        f"expected RunStep, ParseFile or DecideSignals, got {type(message).__name__}"
+                    )
                 case _:
                     assert_never(message)
             if self._stops.is_asked:
@@ -124,6 +132,7 @@ class WorkerSession:
 
     def _run_step(self, step: Step) -> None:
         marks.reach("worker.step_received")
+        self._waited_s = 0.0
         begun_at = time.monotonic()
         with naming_process({name: getattr(step, name) for name in STEP_FIELDS}):
             ended = self._end_of(step)
@@ -135,7 +144,7 @@ class WorkerSession:
             # The stop made the author's code fail, not the task; the supervisor, which stopped it, stores the reason.
             ended = None
         if ended is not None:
-            took_s = time.monotonic() - begun_at
+            took_s = max(0.0, time.monotonic() - begun_at - self._waited_s)
             self._send_end(step, msgspec.structs.replace(ended, took_s=took_s))
             marks.reach("worker.outcome_sent")
             if self._link.has_step:
@@ -145,10 +154,10 @@ class WorkerSession:
         """Run the step; return how it has ended, or None if it was stopped."""
         self._refresh_modules(step.file)
         try:
-            with queries_handled_by(self._link.send_query), self._stops.interruptible():
+            with queries_handled_by(self._ask), self._stops.interruptible():
                 return steps.run(
                     step,
-                    ask=self._link.send_query,
+                    ask=self._ask,
                     killing=self._stops.killing,
                     on_loaded=lambda: self._link.send(StepLoaded(step.token)),
                 )
@@ -156,6 +165,18 @@ class WorkerSession:
             # With the traceback, which shows the author the line where it was stopped.
             log.warning("the step was stopped", exc_info=True)
             return None
+
+    def _ask(self, query: Query) -> QueryResult:
+        """Send a query of the step; what it waits for values is no work of its own.
+
+        Else a supervisor that is busy would take short steps for long, give fewer of them at once, and be busier still.
+        """
+        begun_at = time.monotonic()
+        try:
+            return self._link.send_query(query)
+        finally:
+            if isinstance(query, VALUE_QUERIES):
+                self._waited_s += time.monotonic() - begun_at
 
     def _end_fork(self, ended: StepEnded | None) -> None:
         """Exit if this is a fork of the step that returned from the author's code: its parent reports the outcome."""
@@ -201,7 +222,23 @@ class WorkerSession:
             return FileParsed(file, error=text, traceback=trace)
         return FileParsed(file, parsed.dags, parsed.error, parsed.traceback)
 
-    # --- both -------------------------------------------------------------------------------------
+    # --- signals ----------------------------------------------------------------------------------
+
+    def _decide(self, asked: DecideSignals) -> None:
+        def on_decided(action: Action) -> None:
+            self._end_fork(None)
+            marks.reach("worker.signal_decided")
+            self._link.send(SignalsDecided(asked.token, (action,), more=True))
+
+        with naming_process({name: getattr(asked, name) for name in STEP_FIELDS}):
+            self._refresh_modules(asked.file)
+            with self._stops.interruptible():
+                last = decisions.run(asked, on_decided=on_decided)
+            self._end_fork(None)
+            self._settle()
+        self._link.send(last)
+
+    # --- all ---------------------------------------------------------------------------------------
 
     def _refresh_modules(self, file: str) -> None:
         """Make the DAG file import modules in their current versions, also from its own folder."""

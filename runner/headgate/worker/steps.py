@@ -42,7 +42,7 @@ def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[
     to ``killing``.
     """
     try:
-        operator = _find(step)
+        operator = find_task(step.file, step.dag_id, step.task_id)
         if isinstance(operator, StepFailed):
             return StepEnded(step.token, operator)
         if step.ends_at_s is not None and time.monotonic() >= step.ends_at_s:
@@ -60,23 +60,24 @@ def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[
         return StepEnded(step.token, StepFailed(f"DAG {step.dag_id!r}, task {step.task_id!r}: {text}", trace))
 
 
-def _find(step: Step) -> BaseOperator | StepFailed:
+def find_task(file: str, dag_id: str, task_id: str) -> BaseOperator | StepFailed:
+    """Load a DAG file and return a task of it, or the failure of a step that needs it. Raises only `StepStopped`."""
     try:
-        dags = load_dags(step.file)
+        dags = load_dags(file)
     except StepStopped:
         raise
     except BaseException as error:  # also SystemExit, which the author's file may raise
         linecache.checkcache()
         text, trace = describe_error(error)
-        return StepFailed(f"the DAG file {step.file} cannot be loaded: {text}", trace)
-    dag = dags.get(step.dag_id)
+        return StepFailed(f"the DAG file {file} cannot be loaded: {text}", trace)
+    dag = dags.get(dag_id)
     if dag is None:
         found = ", ".join(map(repr, dags)) or "none"
-        return StepFailed(f"the DAG file {step.file} no longer has the DAG {step.dag_id!r}; it has {found:.1000}")
-    operator = dag.tasks.get(step.task_id)
+        return StepFailed(f"the DAG file {file} no longer has the DAG {dag_id!r}; it has {found:.1000}")
+    operator = dag.tasks.get(task_id)
     if operator is None:
         found = ", ".join(map(repr, dag.tasks)) or "none"
-        return StepFailed(f"DAG {step.dag_id!r} no longer has the task {step.task_id!r}; it has {found:.1000}")
+        return StepFailed(f"DAG {dag_id!r} no longer has the task {task_id!r}; it has {found:.1000}")
     return operator
 
 
@@ -101,7 +102,7 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
             for event in step.asset_events
         ),
         stream=TaskStream.of(step.stream),
-        signals=_start_signals(ask) if operator.signals() else None,
+        signals=_start_signals(ask) if operator.signals() or step.is_of_signals else None,
     )
 
 

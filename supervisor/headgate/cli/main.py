@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from headgate.cli import usage
 from headgate.cli.commands import (
+    brokers,
     configuration,
     dags,
     database,
@@ -30,9 +31,11 @@ from headgate.cli.commands import (
     examples,
     frames,
     keys,
+    metrics,
     runs,
     signals,
     status,
+    streams,
     tasks,
     triggerer,
     triggers,
@@ -71,13 +74,17 @@ app.add_typer(values.variables_app, name="variables", rich_help_panel=usage.DAGS
 app.add_typer(values.connections_app, name="connections", rich_help_panel=usage.DAGS)
 app.add_typer(values.pools_app, name="pools", rich_help_panel=usage.DAGS)
 app.add_typer(watchers.app, name="watchers", rich_help_panel=usage.TRIGGERS)
+app.add_typer(brokers.app, name="brokers", rich_help_panel=usage.TRIGGERS)
 app.add_typer(events.events_app, name="events", rich_help_panel=usage.TRIGGERS)
 app.add_typer(event_log.consumers_app, name="consumers", rich_help_panel=usage.TRIGGERS)
 app.add_typer(signals.app, name="signals", rich_help_panel=usage.TRIGGERS)
 app.add_typer(dead_letters.app, name="dlq", rich_help_panel=usage.TRIGGERS)
+app.add_typer(streams.app, name="streams", rich_help_panel=usage.TRIGGERS)
 app.add_typer(triggers.app, name="triggers", rich_help_panel=usage.TRIGGERS)
 app.add_typer(events.triggerers_app, name="triggerers", rich_help_panel=usage.TRIGGERS)
 app.command("status", rich_help_panel=usage.MAINTAIN)(status.status)
+app.command("health", rich_help_panel=usage.MAINTAIN)(metrics.health)
+app.add_typer(metrics.app, name="metrics", rich_help_panel=usage.MAINTAIN)
 app.add_typer(database.app, name="db", rich_help_panel=usage.MAINTAIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=usage.MAINTAIN)
 app.add_typer(configuration.app, name="config", rich_help_panel=usage.MAINTAIN)

@@ -66,11 +66,22 @@ class ClientSignals:
         (sent,) = self.send_signals([Send(key, value, dedup, namespace, run)])
         return sent
 
+    def send_and_start(self, dag: str, signals: Iterable[Send]) -> tuple[list[SentSignal], str | None]:
+        """Send signals as `send_signals` does, and start a run of a DAG with them unless one is open.
+
+        Both are one transaction. The run_id of the new run is returned, None if one is open that takes signals, or if
+        none of the signals is new. Raises `NoSuchRow` for an unknown DAG.
+        """
+        return self._signals.send_and_start(self._checked(signals), dag)
+
     def send_signals(self, signals: Iterable[Send]) -> list[SentSignal]:
         """Send signals in one transaction, at most `SENDS_MAX`; return what each has become, in the same order.
 
         Raises as `send_signal` does; then none of them is sent.
         """
+        return self._signals.send(self._checked(signals))
+
+    def _checked(self, signals: Iterable[Send]) -> list[NewSignal]:
         runs: dict[tuple[str, str], DagRunId] = {}
         new = []
         for one in signals:
@@ -80,7 +91,7 @@ class ClientSignals:
             said = SignalSend(one.key, data, automatic_dedup() if one.dedup is None else one.dedup, one.namespace)
             checked = NewSignal.of(said, SENDER, None)
             new.append(checked if one.run is None else msgspec.structs.replace(checked, dag_run=runs[one.run]))
-        return self._signals.send(new)
+        return new
 
     def list_signals(
         self,

@@ -15,7 +15,8 @@ ended                         begins anew                begins anew            
 ============================  =========================  =========================  =====================
 
 Of several the order is that in which their signals were sent: a stop takes back the starts before it. With the overlap
-``ignore`` a start is forgotten where it would be remembered; with ``each`` none joins another. While the DAG is paused
+``ignore`` a start is forgotten where it would be remembered; with ``each`` none joins another, and none begins the next
+try of one before it. While the DAG is paused
 nothing begins, and what would begin is remembered.
 """
 
@@ -26,7 +27,17 @@ from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.rules import STARTING, Action, ClockRule, Overlap, Rule, Rules, TaskRule, rule_name
+from headgate.protocol.messages.rules import (
+    STARTING,
+    Action,
+    ClockRule,
+    CronRule,
+    Overlap,
+    Rule,
+    Rules,
+    TaskRule,
+    rule_name,
+)
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.scheduling.states import TERMINAL
 
@@ -54,16 +65,25 @@ class Wanted(NamedTuple):
     ends: bool
 
 
-def asked(rules: Rules | None, met: Mapping[str, Moment], by_hand: Iterable[Met], *, is_ready: bool) -> list[Met]:
+def asked(
+    rules: Rules | None,
+    met: Mapping[str, Moment],
+    by_hand: Iterable[Met],
+    *,
+    is_ready: bool,
+    decided: Mapping[str, Action] | None = None,
+) -> list[Met]:
     """Return what the rules of a task ask for that were met, by their names, and what users do, in order.
 
-    Necessary ones ask together, once all are met, if the trigger rule ``is_ready``.
+    Necessary ones ask together, once all are met, if the trigger rule ``is_ready``. In place of the action of a rule is
+    what users' code has ``decided``, if it has.
     """
     found = list(by_hand)
     if rules is not None:
         named = {rule_name(rule): rule for rule in rules.rules}
         enough = {name: rule for name, rule in named.items() if name in met and rule.condition == "sufficient"}
-        found += [Met(rule.action, met[name], frozenset({name})) for name, rule in enough.items()]
+        actions: Mapping[str, Action] = {} if decided is None else decided
+        found += [Met(actions.get(name, rule.action), met[name], frozenset({name})) for name, rule in enough.items()]
         necessary = {name: rule for name, rule in named.items() if rule.condition == "necessary"}
         if necessary and is_ready and necessary.keys() <= met.keys():
             is_restart = any(rule.action == "RESTART" for rule in necessary.values())
@@ -109,11 +129,39 @@ def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, ov
     is_starting = state is TaskState.SCHEDULED and not is_resumed
     if is_starting and overlap != "each":
         return "join"
+    if state is TaskState.UP_FOR_RETRY and overlap == "each" and not want.ends:
+        return "wait"  # its next try is of the start before
     if state not in _ALIVE:
         return "begin"
     if want.ends:
         return "end_and_begin"
     return "drop" if overlap == "ignore" else "wait"
+
+
+class Decision(NamedTuple):
+    """What a version does that has met a rule; ``at`` is its moment."""
+
+    action: Action
+    at: Moment
+    version: int
+    value: bytes
+
+
+def together(decisions: Sequence[Decision]) -> Decision | None:
+    """Return what the decisions about the versions of one key come to, in order: one, with the version that says so.
+
+    It does what all of them did one after the other (`wanted`): a stop takes back the starts before it, and a start
+    behind a stop, or a restart, is a restart. A version that does nothing stands for those before that do nothing.
+    """
+    result: Decision | None = None
+    for one in decisions:
+        if result is None or result.action == "NONE":
+            result = one
+        elif one.action == "START" and result.action != "START":
+            result = one._replace(action="RESTART")
+        elif one.action != "NONE":
+            result = one
+    return result
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -125,6 +173,8 @@ def rule_text(rule: Rule) -> str:
     """Return a rule as text: ``'epoch', at_least 2``, or ``the end of ingest as failed``."""
     if isinstance(rule, ClockRule):
         return f"every {rule.every_s:g} s"
+    if isinstance(rule, CronRule):
+        return f"the times of {rule.cron!r} in {rule.timezone}"
     if isinstance(rule, TaskRule):
         return f"the end of {rule.task_id}" + ("" if rule.state is None else f" as {rule.state}")
     where = "" if rule.namespace == DEFAULT_NAMESPACE else f" of {rule.namespace!r}"

@@ -106,6 +106,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("trigger_failed", _S.DEFERRED, _S.SCHEDULED, "clear", "__fail__", "triggerer", "Resume to fail, with error"),
     _row("timed_out", _S.DEFERRED, _S.SCHEDULED, "clear", "__fail__", "supervisor", "Resume to fail; cancel trigger"),
     _row("ended_success", _S.DEFERRED, _S.SUCCESS, "clear", "-", "triggerer", "TaskSuccessEvent; store its XComs"),
+    _row("stream_ended", _S.DEFERRED, _S.SUCCESS, "clear", "-", "triggerer", "All its events are elements now"),
     _row("ended_skipped", _S.DEFERRED, _S.SKIPPED, "clear", "-", "triggerer", "TaskSkippedEvent; store its XComs"),
     _row("ended_failed", _S.DEFERRED, _S.FAILED, "clear", "-", "triggerer", "TaskFailedEvent, and no try is left"),
     _row("ended_to_retry", _S.DEFERRED, _S.UP_FOR_RETRY, "clear", "clear", "triggerer", "TaskFailedEvent; retry delay"),
@@ -114,6 +115,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("worker_lost_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "supervisor", "The try failed"),
     _row("adopted", _S.RUNNING, _S.FAILED, "-", "-", "supervisor", "Its supervisor is gone, and no try is left"),
     _row("adopted_to_retry", _S.RUNNING, _S.UP_FOR_RETRY, "-", "clear", "supervisor", "The supervisor is gone"),
+    _row("moved", _S.RUNNING, _S.SCHEDULED, "-", "clear", "supervisor", "An endless task: the same try begins anew"),
     _row("adopted", _S.RESTARTING, _S.NONE, "-", "-", "supervisor", "Its supervisor is gone, and so is the old worker"),
     # --- actions of users ------------------------------------------------------------------------
     _row("cleared", _S.DEFERRED, _S.NONE, "clear", "clear", "user", "Cleanup trigger, with on_kill()"),

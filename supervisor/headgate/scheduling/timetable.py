@@ -65,6 +65,11 @@ def _problem(schedule: CronSchedule, error: Exception) -> str:
     return f"{schedule.cron!r:.100} in {schedule.timezone!r:.100} is not a valid schedule: {reason}"
 
 
+def moment_after(schedule: CronSchedule, moment: datetime) -> datetime:
+    """Return the first moment of the schedule after this one. Raises `NoMoment`."""
+    return _ticks(schedule, moment)()
+
+
 def interval_from(schedule: CronSchedule, moment: datetime) -> Interval:
     """Return the first interval that begins at ``moment`` or later. Raises `NoMoment`."""
     tick = _ticks(schedule, moment - timedelta(microseconds=1))

@@ -49,6 +49,8 @@ class Supervisor(msgspec.Struct, frozen=True):
     open_triggers: int = 0
     tasks: int = 0
     workers: int = 1  # steps of tasks it can run at once; 0: it only runs triggers
+    endless_workers: int = 0  # endless tasks it can run beside these
+    endless_tasks: int = 0  # that it has now
 
     def __str__(self) -> str:
         return f"supervisor {self.epoch} (pid {self.pid} on {self.hostname})"
@@ -207,7 +209,9 @@ class RuleFacts(msgspec.Struct, frozen=True):
     """A rule of a task about signals, as ``text``. ``met_version`` has met it, and waits for the task to start.
 
     ``last_version`` is the newest of its key, of which all up to ``seen_version`` were held against it; None for a rule
-    about the end of a task, and for what a user asked for.
+    about the end of a task, and for what a user asked for. Users' code may decide about its signals: ``asks`` is "no",
+    "yes", or "now" if it is asked about the next ones; ``error`` is why it could not, and ``decided`` what it said
+    about ``met_version``.
     """
 
     text: str
@@ -216,11 +220,26 @@ class RuleFacts(msgspec.Struct, frozen=True):
     met_version: int | None = None
     seen_version: int = 0
     last_version: int | None = None
+    asks: Literal["no", "yes", "now"] = "no"
+    error: str | None = None
+    decided: Action | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether something has met it that is to start the task."""
+        return self.met_version is not None and (self.decided or self.action) in STARTING
 
     @property
     def starts(self) -> bool:
         """Whether it starts the task."""
         return self.action in STARTING
+
+
+class EndlessFacts(msgspec.Struct, frozen=True):
+    """An endless task: how many workers in a row it has lost, and when it may begin again, if it was moved."""
+
+    moves: int = 0
+    begins_in_s: float | None = None
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
@@ -269,6 +288,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     seen: dict[str, frozenset[TaskState]] = {}
     rules: tuple[RuleFacts, ...] = ()
     is_ending: bool = False  # signals start nothing of its run any more
+    endless: EndlessFacts | None = None
 
     @property
     def is_map(self) -> bool:

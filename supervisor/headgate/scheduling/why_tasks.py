@@ -13,11 +13,13 @@ from headgate.scheduling.states import FAIL_METHOD, TERMINAL
 from headgate.scheduling.trigger_rules import ready
 from headgate.scheduling.why import (
     Answer,
+    EndlessFacts,
     Finding,
     RuleFacts,
     Supervisor,
     TaskFacts,
     TaskStreamFacts,
+    alive,
     answered,
     gone,
     moment,
@@ -92,8 +94,14 @@ def _signals(facts: TaskFacts) -> list[Finding]:
     enough = [rule for rule in facts.rules if rule.starts and not rule.is_necessary]
     needed = [rule for rule in facts.rules if rule.is_necessary]
     missing = [rule for rule in needed if rule.met_version is None]
-    if any(rule.met_version is not None for rule in enough):
+    if any(rule.is_met for rule in enough):
         return [_about_to("run")]
+    asked = [rule for rule in enough if rule.asks == "now"]
+    if asked:
+        why = "".join(f"; it failed: {rule.error}" for rule in asked if rule.error is not None)
+        text = f"its on_signal is asked what signals do: {'; '.join(rule.text for rule in asked)}{why}"
+        next_ = f"the log has its errors: `headgate tasks logs {facts.dag} {facts.run_id} {facts.task_id}`"
+        return [Finding("asks_on_signal", text, next_)]
     waits = [rule.text for rule in enough]
     if missing:
         waits.append(" and ".join(rule.text for rule in missing))
@@ -105,11 +113,17 @@ def _signals(facts: TaskFacts) -> list[Finding]:
 
 
 def _rule(rule: RuleFacts) -> str:
-    met = "" if rule.met_version is None else f"; met by version {rule.met_version}, which has not acted"
+    as_decided = "" if rule.decided is None else f" ({rule.decided})"
+    met = "" if rule.met_version is None else f"; met by version {rule.met_version}{as_decided}, which has not acted"
+    if rule.decided == "NONE":
+        met = f"; version {rule.met_version} does nothing"
     held = (
         "" if rule.last_version is None else f"; held against {rule.seen_version:,} of {rule.last_version:,} versions"
     )
-    return f"{rule.action}{', necessary' if rule.is_necessary else ''}: {rule.text}{held}{met}"
+    action = rule.action if rule.asks == "no" else "on_signal decides"
+    asks = "; it is asked about the next" if rule.asks == "now" else ""
+    error = "" if rule.error is None else f"; it failed: {rule.error}"
+    return f"{action}{', necessary' if rule.is_necessary else ''}: {rule.text}{held}{met}{asks}{error}"
 
 
 def _file(facts: TaskFacts) -> list[Finding]:
@@ -223,12 +237,30 @@ def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Find
     if nobody is not None:
         found.append(nobody)
     found += _pool(facts)
+    if facts.endless is not None:
+        found += _endless(facts, facts.endless, supervisors)
     if not found:
         busy = sum(one.tasks for one in supervisors if facts.queue in one.queues)
         text = f"it waits{_now(facts)} for a free worker of the queue {facts.queue!r}; {busy:,} tasks have one"
         soon = "it gets the next one that is free; `headgate up` with more workers, or another supervisor, adds some"
         found.append(Finding("no_free_worker", text, soon))
     return found + ([] if facts.is_dag_removed else _file(facts))
+
+
+def _endless(facts: TaskFacts, endless: EndlessFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    """Return why an endless task has no worker: it was moved and waits, or all that are for such tasks are taken."""
+    if endless.begins_in_s is not None and endless.begins_in_s > 0:
+        in_a_row = "once" if endless.moves == 1 else f"{endless.moves:,} times in a row"
+        text = f"it has lost its worker {in_a_row}: {shortened(facts.last_error)}"
+        return [Finding("moved", text, f"it begins again {moment(endless.begins_in_s)}, in the same try")]
+    serving = [one for one in alive(supervisors) if facts.queue in one.queues and one.workers]
+    places = sum(one.endless_workers for one in serving)
+    taken = sum(one.endless_tasks for one in serving)
+    if not serving or taken < places:
+        return [_about_to("run")] if serving else []
+    text = f"it is endless, and all {places:,} workers for endless tasks of the queue {facts.queue!r} are taken"
+    next_ = "it begins when one of these tasks ends; a larger `endless_workers_max`, or another supervisor, adds some"
+    return [Finding("no_endless_worker", text, next_)]
 
 
 def _pool(facts: TaskFacts) -> list[Finding]:
@@ -271,6 +303,8 @@ def _with_a_worker(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[
         _S.RUNNING: "fail this try, and retry it where tries are left",
         _S.RESTARTING: "begin it anew",
     }
+    if facts.endless is not None:
+        adopted[_S.RUNNING] = "begin it again, in the same try"
     dead = gone(owner, supervisors, adopted[facts.state])
     if dead is not None:
         return [dead]
@@ -284,6 +318,9 @@ def _with_a_worker(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[
 
 def _running(facts: TaskFacts, owner: Supervisor) -> Finding:
     text = f"it runs on a worker of {owner}, try {facts.try_number}{_now(facts)}"
+    if facts.endless is not None:
+        stop = f"`headgate tasks stop {facts.dag} {facts.run_id} {facts.task_id}`"
+        return Finding("running", text, f"it is endless: it runs until it returns, or a signal or {stop} ends it")
     if facts.deadline_in_s is None:
         return Finding("running", text, "it has no execution_timeout: it runs until it ends or a user ends it")
     if facts.deadline_in_s >= 0:
@@ -377,6 +414,9 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
     if facts.trigger is not None:
         told += why_triggers.known(facts.trigger)
         told.append(("wait times out", moment(facts.timeout_in_s)))
+    if facts.endless is not None:
+        moves = facts.endless.moves
+        told.append(("endless", f"yes; workers lost in a row: {moves:,}" if moves else "yes"))
     if facts.deadline_in_s is not None:
         told.append(("execution_timeout ends", moment(facts.deadline_in_s)))
     if facts.last_error and facts.state is not _S.FAILED and facts.state is not _S.UP_FOR_RETRY:

@@ -28,16 +28,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
-import msgspec
-from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select, update
+from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
 
 from headgate.store.consuming import consumers
-from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs
-from headgate.store.ids import Epoch
+from headgate.store.removal.runs import CLEAN_ROWS_MAX as CLEAN_ROWS_MAX
+from headgate.store.removal.runs import Cleaned as Cleaned
+from headgate.store.removal.runs import count_runs, delete_rows, remove_runs
 from headgate.store.signals import conditions
 from headgate.store.tables import (
     asset_subscription,
@@ -46,13 +46,11 @@ from headgate.store.tables import (
     dag,
     dag_run,
     dag_run_event,
+    dag_signal,
     dead_letter,
-    element,
-    emitter,
     letter_action,
     redelivery,
     signal,
-    signal_start,
     signal_wait,
     stream,
     strike,
@@ -62,14 +60,10 @@ from headgate.store.tables import (
     trigger_event,
     triggerer,
     waiting_event,
-    xcom,
 )
 from headgate.store.triggers import leases
 from headgate.store.triggers.streams import is_gone
 
-# Rows read per transaction, and tasks or elements of runs deleted: that takes some tens of milliseconds, and others can
-# write between two.
-CLEAN_ROWS_MAX = 1000
 # Younger rows are not deleted: a supervisor that does not know whether its commit arrived reports an event again, and
 # the event must still exist to be recognised. While it renews its lease, it reports within seconds. If it is cut off or
 # suspended, it may report after days, so a clean fences it first.
@@ -97,18 +91,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 # Only the user can know whether these are still needed. Dead letters are those that are resolved, open ones all others.
 ASKED: tuple[Kind, ...] = ("keyed_events", "dead_letters", "open_dead_letters")
 UNASKED: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ASKED)
-
-
-class Cleaned(msgspec.Struct, frozen=True):
-    """Result of one batch: the number of rows deleted by table, and the deleted runs, as (dag_id, run_id).
-
-    ``next_id``: the next batch begins after this id; None after the last. ``fenced``: epochs that lost their leases.
-    """
-
-    rows: dict[str, int]
-    next_id: int | None
-    runs: tuple[tuple[str, str], ...] = ()
-    fenced: tuple[Epoch, ...] = ()
 
 
 # --- conditions ----------------------------------------------------------------------------------
@@ -217,7 +199,7 @@ def clean_batch(
         return _clean_strikes(tx, before, after_id)
     table, born, condition, remove = _KINDS[kind]
     if kind == "runs" and is_tried_only:
-        remove = _count_runs
+        remove = count_runs
     window = tx.connection.execute(
         select(table.c.id, born).where(table.c.id > after_id).order_by(table.c.id).limit(rows_max)
     ).all()
@@ -250,134 +232,20 @@ def _clean_strikes(tx: Tx, before: datetime, after_id: int) -> Cleaned:
     return Cleaned({"strike": deleted} if deleted else {}, trigger_id)
 
 
-def _delete(tx: Tx, table: Table, column: ColumnElement[Any], ids: Sequence[int]) -> int:
-    return sum(tx.connection.execute(delete(table).where(column.in_(part))).rowcount for part in chunks(ids))
-
-
-# The rows that belong to a task, in the order in which they are deleted, before the task itself.
-_OF_TASK = (xcom, element, emitter, task_stream, signal_wait)
-_OF_RUN = (dag_run_event, signal_start)  # and of a run
-
-
-def _remove_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    """Delete runs with all their tasks. The runs are locked already; a task that is locked by others keeps its run.
-
-    It deletes as many runs as have `CLEAN_ROWS_MAX` tasks in total. If the first has more, or as many elements, it
-    deletes a piece of that one.
-    """
-    chosen, tasks = _small_runs(tx, ids)
-    if not chosen:
-        return _remove_piece(tx, ids[0])
-    locked = set(_lock_tasks(tx, [task_id for task_ids in tasks.values() for task_id in task_ids]))
-    whole = [run for run in chosen if locked.issuperset(tasks[run])]
-    names = _names_of(tx, whole)
-    rows = _delete_tasks(tx, [task_id for run in whole for task_id in tasks[run]])
-    for table in _OF_RUN:
-        rows[str(table.name)] = _delete(tx, table, table.c.dag_run_id, whole)
-    rows["dag_run"] = _delete(tx, dag_run, dag_run.c.id, whole)
-    return Cleaned(rows, chosen[-1], names)
-
-
-def _small_runs(tx: Tx, ids: Sequence[int]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the first of these runs that go in one transaction, and their tasks; none if the first is too large."""
-    of_runs = select(task_instance.c.id, task_instance.c.dag_run_id).where(task_instance.c.dag_run_id.in_(ids))
-    rows = tx.connection.execute(of_runs.order_by(task_instance.c.dag_run_id).limit(CLEAN_ROWS_MAX + 1)).all()
-    is_cut = len(rows) > CLEAN_ROWS_MAX
-    chosen = [run for run in ids if not is_cut or run < rows[-1].dag_run_id]
-    tasks: dict[int, list[int]] = {run: [] for run in chosen}
-    for task_id, run in rows:
-        if run in tasks:
-            tasks[run].append(task_id)
-    while chosen and _has_too_many_elements(tx, [task_id for run in chosen for task_id in tasks[run]]):
-        chosen = chosen[: len(chosen) // 2]
-    return chosen, tasks
-
-
-def _has_too_many_elements(tx: Tx, tasks: Sequence[int]) -> bool:
-    return len(_first_elements(tx, tasks, limit=CLEAN_ROWS_MAX + 1)) > CLEAN_ROWS_MAX
-
-
-def _remove_piece(tx: Tx, run: int) -> Cleaned:
-    """Mark a run as removed, and delete some of its elements, or of its tasks, or what is left of it."""
-    tx.connection.execute(
-        update(dag_run).where(dag_run.c.id == run, dag_run.c.removed_at.is_(None)).values(removed_at=tx.now)
-    )
-    of_run = select(task_instance.c.id).where(task_instance.c.dag_run_id == run)
-    first = of_run.order_by(task_instance.c.map_index, task_instance.c.id).limit(CLEAN_ROWS_MAX)
-    tasks = _lock_tasks(tx, list(tx.connection.execute(first).scalars()))
-    elements = _first_elements(tx, tasks, limit=CLEAN_ROWS_MAX)
-    if len(elements) == CLEAN_ROWS_MAX:
-        deleted = sum(_delete_elements(tx, task_id, upto) for task_id, upto in _last_of_each(elements).items())
-        return Cleaned({"element": deleted}, run - 1)
-    # A task that another transaction has locked stays, and with it the rest of its run, until the next clean.
-    return Cleaned(_delete_tasks(tx, tasks), run - 1 if tasks else run)
-
-
-def _first_elements(tx: Tx, tasks: Sequence[int], *, limit: int) -> list[tuple[int, int]]:
-    """Return the first elements of these tasks, in the order of the primary key."""
-    found: list[tuple[int, int]] = []
-    for some in chunks(sorted(tasks)):
-        statement = select(element.c.task_instance_id, element.c.position).where(element.c.task_instance_id.in_(some))
-        in_order = statement.order_by(element.c.task_instance_id, element.c.position).limit(limit - len(found))
-        found += [(task_id, position) for task_id, position in tx.connection.execute(in_order)]
-    return found
-
-
-def _last_of_each(elements: Sequence[tuple[int, int]]) -> dict[int, int]:
-    return dict(sorted(elements))
-
-
-def _delete_elements(tx: Tx, task_id: int, upto: int) -> int:
-    of_task = delete(element).where(element.c.task_instance_id == task_id, element.c.position <= upto)
-    return tx.connection.execute(of_task).rowcount
-
-
-def _lock_tasks(tx: Tx, ids: Sequence[int]) -> list[int]:
-    """Lock those of these tasks that no other transaction has locked; return their ids."""
-    locked: list[int] = []
-    for some in chunks(ids):
-        free = select(task_instance.c.id).where(task_instance.c.id.in_(some)).with_for_update(skip_locked=True)
-        locked += tx.connection.execute(free).scalars()
-    return locked
-
-
-def _delete_tasks(tx: Tx, ids: Sequence[int]) -> dict[str, int]:
-    rows = {str(table.name): _delete(tx, table, table.c.task_instance_id, ids) for table in _OF_TASK}
-    return rows | {"task_instance": _delete(tx, task_instance, task_instance.c.id, ids)}
-
-
-def _names_of(tx: Tx, runs: Sequence[int]) -> tuple[tuple[str, str], ...]:
-    names = select(dag.c.name, dag_run.c.run_id).join(dag).where(dag_run.c.id.in_(runs)).order_by(dag_run.c.id)
-    return tuple((name, run_id) for name, run_id in tx.connection.execute(names))
-
-
-def _count_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    """Count what `_remove_runs` deletes of the first of these runs, in however many transactions."""
-    chosen = _small_runs(tx, ids)[0] or [ids[0]]
-    tasks = select(task_instance.c.id).where(task_instance.c.dag_run_id.in_(chosen))
-    counted = {str(table.name): table.c.task_instance_id.in_(tasks) for table in _OF_TASK}
-    counted |= {str(table.name): table.c.dag_run_id.in_(chosen) for table in (task_instance, *_OF_RUN)}
-    rows = {
-        name: tx.connection.execute(select(func.count()).where(condition)).scalar_one()
-        for name, condition in counted.items()
-    }
-    return Cleaned(rows | {"dag_run": len(chosen)}, chosen[-1], _names_of(tx, chosen))
-
-
 def _remove_events(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
-        "redelivery": _delete(tx, redelivery, redelivery.c.trigger_event_id, ids),
-        "trigger_event": _delete(tx, trigger_event, trigger_event.c.id, ids),
+        "redelivery": delete_rows(tx, redelivery, redelivery.c.trigger_event_id, ids),
+        "trigger_event": delete_rows(tx, trigger_event, trigger_event.c.id, ids),
     }
     return Cleaned(rows, ids[-1])
 
 
 def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
-        "strike": _delete(tx, strike, strike.c.trigger_id, ids),
-        "signal_wait": _delete(tx, signal_wait, signal_wait.c.trigger_id, ids),
-        "asset_watcher": _delete(tx, asset_watcher, asset_watcher.c.trigger_id, ids),
-        "trigger": _delete(tx, trigger, trigger.c.id, ids),
+        "strike": delete_rows(tx, strike, strike.c.trigger_id, ids),
+        "signal_wait": delete_rows(tx, signal_wait, signal_wait.c.trigger_id, ids),
+        "asset_watcher": delete_rows(tx, asset_watcher, asset_watcher.c.trigger_id, ids),
+        "trigger": delete_rows(tx, trigger, trigger.c.id, ids),
     }
     return Cleaned(rows, ids[-1])
 
@@ -385,36 +253,40 @@ def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
 def _remove_streams(tx: Tx, ids: Sequence[int]) -> Cleaned:
     """Delete streams without triggers. They are locked already; a trigger may have got one right before that."""
     unused = select(stream.c.id).where(stream.c.id.in_(ids), ~exists().where(trigger.c.stream_id == stream.c.id))
-    return Cleaned({"stream": _delete(tx, stream, stream.c.id, list(tx.connection.execute(unused).scalars()))}, ids[-1])
+    return Cleaned(
+        {"stream": delete_rows(tx, stream, stream.c.id, list(tx.connection.execute(unused).scalars()))}, ids[-1]
+    )
 
 
 def _remove_dags(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
-        "waiting_event": _delete(tx, waiting_event, waiting_event.c.dag_id, ids),
-        "asset_subscription": _delete(tx, asset_subscription, asset_subscription.c.dag_id, ids),
-        "dag": _delete(tx, dag, dag.c.id, ids),
+        "waiting_event": delete_rows(tx, waiting_event, waiting_event.c.dag_id, ids),
+        "dag_signal": delete_rows(tx, dag_signal, dag_signal.c.dag_id, ids),
+        "signal_wait": delete_rows(tx, signal_wait, signal_wait.c.dag_id, ids),
+        "asset_subscription": delete_rows(tx, asset_subscription, asset_subscription.c.dag_id, ids),
+        "dag": delete_rows(tx, dag, dag.c.id, ids),
     }
     return Cleaned(rows, ids[-1])
 
 
 def _remove_triggerers(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"triggerer": _delete(tx, triggerer, triggerer.c.id, ids)}, ids[-1])
+    return Cleaned({"triggerer": delete_rows(tx, triggerer, triggerer.c.id, ids)}, ids[-1])
 
 
 def _remove_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
-        "letter_action": _delete(tx, letter_action, letter_action.c.letter_id, ids),
-        "dead_letter": _delete(tx, dead_letter, dead_letter.c.id, ids),
+        "letter_action": delete_rows(tx, letter_action, letter_action.c.letter_id, ids),
+        "dead_letter": delete_rows(tx, dead_letter, dead_letter.c.id, ids),
     }
     return Cleaned(rows, ids[-1])
 
 
 def _remove_consumer_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"consumer_letter": _delete(tx, consumer_letter, consumer_letter.c.id, ids)}, ids[-1])
+    return Cleaned({"consumer_letter": delete_rows(tx, consumer_letter, consumer_letter.c.id, ids)}, ids[-1])
 
 
 def _remove_signals(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"signal": _delete(tx, signal, signal.c.id, ids)}, ids[-1])
+    return Cleaned({"signal": delete_rows(tx, signal, signal.c.id, ids)}, ids[-1])
 
 
 class _Rows(NamedTuple):
@@ -427,7 +299,7 @@ class _Rows(NamedTuple):
 
 
 _KINDS: dict[Kind, _Rows] = {  # and strikes, which have no ids
-    "runs": _Rows(dag_run, dag_run.c.created_date, _ended_runs, _remove_runs),
+    "runs": _Rows(dag_run, dag_run.c.created_date, _ended_runs, remove_runs),
     "events": _Rows(trigger_event, trigger_event.c.stored_at, _old_events, _remove_events),
     "keyed_events": _Rows(trigger_event, trigger_event.c.stored_at, _old_keyed_events, _remove_events),
     "triggers": _Rows(trigger, trigger.c.created_date, _old_triggers, _remove_triggers),

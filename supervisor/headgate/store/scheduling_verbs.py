@@ -7,10 +7,11 @@ PostgreSQL, and share the work.
 from __future__ import annotations
 
 from headgate.store.scheduling.considering import SignalDutyVerbs
+from headgate.store.scheduling.deciding import DecidingVerbs
 from headgate.store.scheduling.due_times import DueVerbs
 from headgate.store.scheduling.new_runs import NewRunVerbs
 from headgate.store.scheduling.planning import PlanningVerbs
 
 
-class SchedulingVerbs(PlanningVerbs, NewRunVerbs, SignalDutyVerbs, DueVerbs):
+class SchedulingVerbs(PlanningVerbs, NewRunVerbs, SignalDutyVerbs, DecidingVerbs, DueVerbs):
     """All verbs of ``store.scheduling``."""

@@ -10,6 +10,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     Index,
+    Integer,
     LargeBinary,
     Table,
     Text,
@@ -71,13 +72,15 @@ signal_start = Table(
 )
 
 # What is held against the versions of a key, each once: the wait of a sensor, which has a trigger that no supervisor
-# claims; or a rule of a task. A row of a sensor may outlive its wait. Rules about the ends of tasks, and what users ask
-# for by hand, have rows as well, with an empty key, which no signal has.
+# claims; a rule of a task; one of a run, which ends it; or one of a DAG, by which it has runs. A row of a sensor may
+# outlive its wait. Rules about the ends of tasks, and what users ask for by hand, have rows as well, with an empty key,
+# which no signal has.
 signal_wait = Table(
     "signal_wait",
     metadata,
     Column("id", BigId, primary_key=True),
-    Column("dag_run_id", BigInteger, nullable=False),  # a signal may be for one run alone
+    Column("dag_run_id", BigInteger),  # a signal may be for one run alone; null: of a DAG
+    Column("dag_id", BigId, ForeignKey("dag.id")),
     Column("trigger_id", BigId, ForeignKey("trigger.id"), unique=True),
     Column("task_instance_id", BigId, ForeignKey("task_instance.id")),
     Column("rule", Text),  # its name, `headgate.protocol.messages.rules.rule_name`
@@ -103,9 +106,24 @@ signal_wait = Table(
     Column("start_value", LargeBinary),
     Column("previous_version", BigInteger),
     Column("previous_value", LargeBinary),
+    # Users' code decides what its signals do. From ``ask_at`` on it is to be asked about the next one that fits, and
+    # more, until then no version is considered further; ``asked_by`` is the epoch whose worker is asked.
+    Column("asks", Boolean, nullable=False, server_default=false()),
+    Column("ask_at", UtcDateTime),
+    Column("asked_by", BigInteger),
+    Column("asked_tries", Integer, nullable=False, server_default=text("0")),  # that have failed, about that signal
+    Column("decided", Text),  # what the version does that has met the rule, if users' code has decided it
+    Column("decision_error", Text),  # of the last signal about which it could not decide, with its version
+    # Of a rule about the time: a cron expression in place of ``every_s``, and its time zone.
+    Column("cron", Text),
+    Column("timezone", Text),
+    Column("batch_seconds", Double),  # of a DAG: a run is due this long after the first signal that waits
     UniqueConstraint("task_instance_id", "rule"),
     CheckConstraint("(trigger_id IS NULL) <> (rule IS NULL)", name="of_sensor_or_rule"),
-    CheckConstraint("(task_instance_id IS NULL) = (rule IS NULL)", name="rule_of_task"),
+    UniqueConstraint("dag_id", "rule"),
+    CheckConstraint("task_instance_id IS NULL OR rule IS NOT NULL", name="task_has_rule"),
+    CheckConstraint("dag_id IS NULL OR (rule IS NOT NULL AND task_instance_id IS NULL)", name="dag_has_rule"),
+    CheckConstraint("(dag_id IS NULL) <> (dag_run_id IS NULL)", name="of_dag_or_run"),
     sqlite_autoincrement=True,
 )
 # Rows of rules stay after the end of their run, and are closed: there may be very many for one key.
@@ -120,5 +138,28 @@ _fresh = text("is_fresh")
 Index("ix_signal_wait_fresh", signal_wait.c.id, postgresql_where=_fresh, sqlite_where=_fresh)
 _of_rule = text("rule IS NOT NULL")
 Index("ix_signal_wait_rule", signal_wait.c.dag_run_id, postgresql_where=_of_rule, sqlite_where=_of_rule)
+_asked = text("ask_at IS NOT NULL")
+Index("ix_signal_wait_ask", signal_wait.c.ask_at, postgresql_where=_asked, sqlite_where=_asked)
 _due = text("due_at IS NOT NULL")
 Index("ix_signal_wait_due", signal_wait.c.due_at, postgresql_where=_due, sqlite_where=_due)
+
+# The signals that have met a rule of a DAG's schedule, each once: those that wait for a run, and those of runs. Their
+# values are copies, because signals are cleaned away.
+dag_signal = Table(
+    "dag_signal",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("dag_id", BigId, ForeignKey("dag.id"), nullable=False),
+    Column("wait_id", BigInteger, nullable=False),  # the row of the rule; no foreign key, because it outlives that
+    Column("namespace", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("value", LargeBinary, nullable=False),
+    Column("sent_at", UtcDateTime, nullable=False),
+    Column("dag_run_id", BigId, ForeignKey("dag_run.id")),  # null: it waits
+    Column("is_superseded", Boolean, nullable=False, server_default=false()),
+    sqlite_autoincrement=True,
+)
+_waiting = text("dag_run_id IS NULL")
+Index("ix_dag_signal_waiting", dag_signal.c.dag_id, dag_signal.c.id, postgresql_where=_waiting, sqlite_where=_waiting)
+Index("ix_dag_signal_run", dag_signal.c.dag_run_id)

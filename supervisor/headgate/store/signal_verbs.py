@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from sqlalchemy import delete, select, true, update
+from sqlalchemy import delete, select, update
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, VERSION_MAX, SentSignal
 from headgate.store.db.transaction import Tx
@@ -51,6 +51,34 @@ class SignalVerbs(Verbs):
     @writing
     def _send(self, tx: Tx, signals: Sequence[NewSignal]) -> list[SentSignal]:
         return sending.send(tx, signals)
+
+    def send_and_start(self, signals: Sequence[NewSignal], dag_id: str) -> tuple[list[SentSignal], str | None]:
+        """Send signals, and start a run of a DAG unless one is open, in one transaction; return its run_id, or None.
+
+        The signals count for the new run. One that is to end is not open. If none of the signals is new, none of a run
+        is: so it may be repeated with the same dedups. Raises `NoSuchRow` for the DAG, and `ValueRefused`.
+        """
+        sending.check_count(len(signals))
+        found = self._send_and_start(signals, dag_id)
+        sending.note_committed()
+        return found
+
+    @writing
+    def _send_and_start(self, tx: Tx, signals: Sequence[NewSignal], dag_id: str) -> tuple[list[SentSignal], str | None]:
+        sent = sending.send(tx, signals)
+        # The keys are locked, then the DAG, and then its runs: a step that sends locks them in this order as well.
+        of_name = select(dag.c.id, dag.c.spec).where(dag.c.name == dag_id, dag.c.removed_at.is_(None))
+        row = tx.connection.execute(of_name.with_for_update(key_share=True)).first()
+        if row is None:
+            raise NoSuchRow("DAG", dag_id)
+        if not any(one.is_new for one in sent) or dags.has_open_run(tx, row.id):
+            return sent, None
+        before = {
+            (signal.namespace, signal.key): one.version - 1
+            for signal, one in reversed(list(zip(signals, sent, strict=True)))
+            if one.is_new
+        }
+        return sent, dags.start_with(tx, row.id, read_spec(dag_id, row.spec), before)
 
     @reading
     def run(self, tx: Tx, dag: str, run_id: str) -> DagRunId:
@@ -166,11 +194,12 @@ class SignalVerbs(Verbs):
 
     @writing
     def end_run(self, tx: Tx, run: DagRunId) -> bool:
-        """Have signals start nothing more in a run: it ends with what is under way; return False if it has ended."""
+        """Have signals start nothing more in a run, and stop its endless tasks; return False if it has ended.
+
+        It ends with what is under way otherwise.
+        """
         tx.notify()
-        open_run = (dag_run.c.id == run, dag_run.c.ended_at.is_(None), dag_run.c.removed_at.is_(None))
-        ending = update(dag_run).where(*open_run).values(is_ending=true(), needs_look=true())
-        return bool(tx.connection.execute(ending).rowcount)
+        return dags.begin_end(tx, run)
 
     @writing
     def forget(self, tx: Tx, key: str, namespace: str = DEFAULT_NAMESPACE) -> int:
@@ -190,8 +219,12 @@ class SignalVerbs(Verbs):
         )
         if (watcher := tx.connection.execute(sends.limit(1)).scalar_one_or_none()) is not None:
             raise SignalKeyInUse(key, f"the watcher {watcher!r} sends its events under it")
-        for table in (signal_start, signal_wait):  # of runs that have ended, and waits
-            tx.connection.execute(delete(table).where(table.c.namespace == namespace, table.c.key == key))
+        start, wait = signal_start.c, signal_wait.c
+        tx.connection.execute(delete(signal_start).where(start.namespace == namespace, start.key == key))
+        # These are of runs that have ended. Rules are kept: if a run goes on, what was sent before does not count.
+        of_key = (wait.namespace == namespace, wait.key == key)
+        tx.connection.execute(delete(signal_wait).where(*of_key, wait.rule.is_(None)))
+        tx.connection.execute(update(signal_wait).where(*of_key).values(seen_version=0))
         kept = tx.connection.execute(delete(signal).where(signal.c.key_id == found.id)).rowcount
         tx.connection.execute(delete(signal_key).where(signal_key.c.id == found.id))
         return kept

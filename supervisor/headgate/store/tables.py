@@ -37,9 +37,13 @@ from headgate.store.consumer_tables import BigId
 from headgate.store.consumer_tables import consumer as consumer
 from headgate.store.consumer_tables import consumer_letter as consumer_letter
 from headgate.store.consumer_tables import metadata as metadata
+from headgate.store.db.key_tables import connection as connection
+from headgate.store.db.key_tables import encryption_key as encryption_key
+from headgate.store.db.key_tables import variable as variable
 from headgate.store.db.times import UtcDateTime
 from headgate.store.element_tables import element as element
 from headgate.store.element_tables import emitter as emitter
+from headgate.store.signal_tables import dag_signal as dag_signal
 from headgate.store.signal_tables import signal as signal
 from headgate.store.signal_tables import signal_key as signal_key
 from headgate.store.signal_tables import signal_start as signal_start
@@ -58,6 +62,7 @@ triggerer = Table(
     Column("capacity", BigInteger, nullable=False),
     Column("queues", Text, nullable=False),  # comma separated
     Column("workers", BigInteger, nullable=False, server_default=text("0")),  # 0: it only runs triggers
+    Column("endless_workers", BigInteger, nullable=False, server_default=text("0")),  # beside these
     Column("started_at", UtcDateTime, nullable=False),
     Column("latest_heartbeat", UtcDateTime, nullable=False),
     Column("stopped_at", UtcDateTime),  # it ended by itself
@@ -276,7 +281,7 @@ letter_action = Table(
 # --- tasks ---------------------------------------------------------------------------------------
 
 RUN_STATES = ("running", "success", "failed")
-RUN_TYPES = ("manual", "scheduled", "asset")
+RUN_TYPES = ("manual", "scheduled", "asset", "signal")
 
 # A DAG as its file last defined it. ``name`` is its author's dag_id.
 dag = Table(
@@ -416,6 +421,9 @@ task_instance = Table(
     Column("map_length", BigInteger),  # of a mapped task itself: how many instances it is to have, once that is known
     Column("map_made", BigInteger, nullable=False, server_default=text("0")),  # and how many of them there are
     Column("active_max", BigInteger),  # how many instances of the task may be with workers at once, in this run
+    Column("is_endless", Boolean, nullable=False, server_default=false()),  # it gets a worker beside the pool
+    Column("moves", BigInteger, nullable=False, server_default=text("0")),  # of an endless one: lost workers in a row
+    Column("begins_at", UtcDateTime),  # no worker gets it before, because it was moved
     # In this order, one range of it has the tasks of a run that are not mapped, without the instances of the others.
     UniqueConstraint("dag_run_id", "map_index", "task_id"),
     CheckConstraint("map_index >= -1", name="map_index"),
@@ -439,6 +447,8 @@ def _index_tasks(
 # The most urgent task of a pool and a queue comes first, as `headgate.store.tasks.dispatch` asks for them.
 _urgency = (text("(next_method IS NOT NULL) DESC"), text("priority_weight DESC"), "id")
 _index_tasks("ix_task_instance_scheduled", "pool", "queue", *_urgency, where=text("state = 'scheduled'"))
+_endless = text("state = 'scheduled' AND is_endless")
+_index_tasks("ix_task_instance_endless", "pool", "queue", *_urgency, where=_endless)
 # The states of a mapped task are found in it without a look at each instance (`headgate.store.tasks.run_states`).
 _index_tasks("ix_task_instance_look", "dag_run_id", "task_id", "state", "map_index", where=text("map_index >= 0"))
 _index_tasks("ix_task_instance_retry", "retry_at", where=task_instance.c.retry_at.is_not(None))
@@ -458,34 +468,6 @@ xcom = Table(
     CheckConstraint(f"length(value) <= {XCOM_BYTES_MAX}", name="value_bytes"),
 )
 
-
-def _encrypted_values(name: str) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("id", BigId, primary_key=True),
-        Column("name", Text, nullable=False),
-        Column("value", Text, nullable=False),  # encrypted
-        Column("description", Text, nullable=False, server_default=text("''")),
-        Column("updated_at", UtcDateTime, nullable=False),
-        UniqueConstraint("name"),
-        sqlite_autoincrement=True,
-    )
-
-
-# The keys that the database is written with, by their fingerprints (`headgate.store.keys`). The one that is not
-# superseded encrypts.
-encryption_key = Table(
-    "encryption_key",
-    metadata,
-    Column("fingerprint", Text, primary_key=True),
-    Column("created_date", UtcDateTime, nullable=False),
-    Column("superseded_at", UtcDateTime),  # since then another key encrypts
-    Column("retired_at", UtcDateTime),  # nothing is encrypted with it any more
-)
-
-variable = _encrypted_values("variable")
-connection = _encrypted_values("connection")
 
 pool = Table(
     "pool",

@@ -51,6 +51,7 @@ task_stream = Table(
     Column("ended_run", Text),  # the trigger run that has said so last: if it says so again, it means no later run
     # The task waits for the trigger again, whose row is over until the owner of its last run has let it go.
     Column("reopens", Boolean, nullable=False, server_default=false()),
+    Column("elements", Text),  # what of its events are elements, without a step; null: a step handles them
     UniqueConstraint("trigger_id"),
     CheckConstraint(column("ended_as").in_(STREAM_ENDS), name="ended_as"),
     CheckConstraint("(handled = 0) = (state IS NULL)", name="state"),

@@ -7,11 +7,11 @@ did; if another transaction was first, it changes nothing.
 from __future__ import annotations
 
 from headgate.store.db.transaction import Database
+from headgate.store.scheduling.element_verbs import ElementVerbs
 from headgate.store.tables import connection, variable
 from headgate.store.tasks.dags import DagVerbs
 from headgate.store.tasks.deferral import DeferralVerbs
 from headgate.store.tasks.dispatch import DispatchVerbs
-from headgate.store.tasks.elements import ElementVerbs
 from headgate.store.tasks.graphs import Graphs
 from headgate.store.tasks.outcomes import OutcomeVerbs
 from headgate.store.tasks.user_actions import UserActionVerbs

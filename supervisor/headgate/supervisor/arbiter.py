@@ -6,6 +6,7 @@ and the core does one bounded piece of work in each turn.
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import socket
@@ -21,12 +22,13 @@ from headgate.protocol import marks
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages.runner import FromRunner, FromSupervisor
 from headgate.supervisor.children.link import RunnerLink
-from headgate.supervisor.children.process import ChildProcess
+from headgate.supervisor.children.process import ChildProcess, ChildStatistics
 from headgate.supervisor.children.watched import WatchedChild
 from headgate.supervisor.commands import Command, DumpStacks, Exit, Kill, Send, Spawn
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.logs.process_log import relay
 from headgate.supervisor.logs.task_logs import LEVELS_FOR_ALL, TaskLogs
+from headgate.supervisor.reporting import Reporter
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +49,7 @@ class Arbiter:
         task_logs: TaskLogs | None = None,
         selector: selectors.BaseSelector | None = None,
         bell: int | None = None,
+        reporter: Reporter | None = None,
     ) -> None:
         """``spawn`` starts the runner of an incarnation, ``link_of`` makes its link.
 
@@ -59,6 +62,7 @@ class Arbiter:
         self._link_of = link_of
         self._selector = selector or selectors.DefaultSelector()
         self._bell = bell
+        self._reporter = reporter
         self._is_listening = False
         self._signals: deque[int] = deque()
         self._runner: _WatchedRunner | None = None
@@ -71,14 +75,20 @@ class Arbiter:
         with _Signals(self._selector, self._signals):
             while self._exit is None:
                 self._listen(self._core.is_listening)
-                wait_s = min(self._core.wake_at() - time.monotonic(), WAIT_MAX_S)
-                for key, _ in self._selector.select(max(0.0, wait_s)):
+                wake_at = min(self._core.wake_at(), math.inf if self._reporter is None else self._reporter.wake_at())
+                wait_s = min(wake_at - time.monotonic(), WAIT_MAX_S)
+                ready = self._selector.select(max(0.0, wait_s))
+                if self._reporter is not None:
+                    self._reporter.turn_began()
+                for key, _ in ready:
                     key.data()
                 while self._signals:
                     self._handle_signal(self._signals.popleft())
                 for command in self._core.step(time.monotonic()):
                     self._handle_command(command)
                 self._log_statistics()
+                if self._reporter is not None:
+                    self._reporter.turn_ended(self._statistics)
         log.info("leaving", code=self._exit.code, reason=self._exit.reason)
         if self._runner is not None:
             self._runner.destroy()
@@ -175,7 +185,7 @@ class Arbiter:
         if self._runner is None or time.monotonic() < self._statistics_at:
             return
         self._statistics_at = time.monotonic() + STATISTICS_INTERVAL_S
-        statistics = self._runner.process.statistics()
+        statistics = self._statistics()
         if statistics is not None:
             log.info(
                 "the runner uses",
@@ -183,6 +193,9 @@ class Arbiter:
                 cpu_s=round(statistics.cpu_s, 1),
                 triggers=self._core.assignments.running(),
             )
+
+    def _statistics(self) -> ChildStatistics | None:
+        return None if self._runner is None else self._runner.process.statistics()
 
     # --- signals ----------------------------------------------------------------------------------
 

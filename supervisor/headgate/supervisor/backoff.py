@@ -14,6 +14,8 @@ import structlog
 import tenacity
 
 from headgate.store.errors import DATABASE_UNUSABLE
+from headgate.supervisor.metrics import catalogue
+from headgate.supervisor.metrics.figures import Figures
 
 log = structlog.get_logger(__name__)
 
@@ -86,13 +88,15 @@ class DatabaseOutage:
     It begins when the first duty fails, and is over when all that failed have succeeded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Figures | None = None) -> None:
+        self._figures = Figures() if figures is None else figures
         self._failing: set[str] = set()
         self._began_at = 0.0
         self._logged: set[type[Exception]] = set()
 
     def failed(self, duty: str, error: Exception, now: float, retry_in_s: float) -> None:
         """Count a duty as failing. Logs the first error of each class: a database may be away, and then read-only."""
+        self._figures.add(catalogue.DATABASE_ERRORS)
         if not self._failing:
             self._began_at = now
             self._logged.clear()
@@ -100,6 +104,10 @@ class DatabaseOutage:
         if type(error) not in self._logged:
             self._logged.add(type(error))
             log.warning("the database cannot be used", duty=duty, error=str(error), retry_in_s=round(retry_in_s, 3))
+
+    def away_s(self, now: float) -> float:
+        """Return for how long the database could not be used by now; 0 if it can."""
+        return max(0.001, now - self._began_at) if self._failing else 0.0
 
     def succeeded(self, duty: str, now: float) -> None:
         """Count a duty as no longer failing."""

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX, RunnerSettings
+from headgate.supervisor.metrics.address import Address, parse_address
 from headgate.supervisor.setting_words import in_words
 
 FILE_NAME = "headgate.toml"
@@ -44,6 +45,7 @@ _SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=SECONDS_MAX)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1024, le=BYTES_LIMIT_MAX)]
 _Workers = Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
+_WorkersOrNone = Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -121,6 +123,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _Bytes, _why("The log of one try, as one supervisor writes it; beyond it only the end is kept.")
     ] = TASK_LOG_BYTES_MAX
 
+    metrics_listen: Annotated[
+        _Name | None,
+        _why("HOST:PORT on which to answer /metrics, /livez and /readyz; by default nowhere."),
+    ] = None
+
     # --- the lease ---
     heartbeat_s: Annotated[_Seconds, _why("How often a supervisor renews its lease in the database.")] = 5.0
     lease_silence_max_s: Annotated[
@@ -170,6 +177,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dags_look_s: Annotated[_Seconds, _why("How often to look for new and changed DAG files.")] = 5.0
     dag_parse_timeout_s: Annotated[_Seconds, _why("How long a DAG file may take to be parsed.")] = 30.0
     workers: Annotated[_Workers, _why("Worker processes, each of which runs one step of a task at a time.")] = 4
+    endless_workers_max: Annotated[
+        _WorkersOrNone,
+        _why("Worker processes for endless tasks, beside the others; each is there while its task runs."),
+    ] = 16
     worker_memory_max_mib: Annotated[
         _Count | None,
         _why("A worker that uses more, with its processes, is ended; no limit by default."),
@@ -230,6 +241,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def missing_import_paths(self) -> list[Path]:
         """Return the folders of ``import_paths`` that do not exist; Python ignores them without a warning."""
         return [path for path in map(Path, self.import_paths) if not path.is_dir()]
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """Where to answer scrapes and health checks; None: nowhere."""
+        return None if self.metrics_listen is None else parse_address(self.metrics_listen)
 
     def runner_settings(self) -> RunnerSettings:
         """Return the part of the settings that travels to the runner in `Welcome`."""
@@ -415,9 +431,13 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
         converted = msgspec.convert(value, kind, strict=not isinstance(value, str), dec_hook=_decode_path)
         if key == "import_paths":
             return _absolute_paths(converted, origin)
+        if key == "metrics_listen" and converted is not None:
+            parse_address(converted)
         return _absolute(converted, origin) if key in _PATHS and converted is not None else converted
     except (msgspec.ValidationError, RuntimeError) as exc:
         raise ConfigError(key, origin.source, f"{key}: expected {expected(key)}, got {_shown(key, value)}") from exc
+    except ValueError as exc:  # of `parse_address`
+        raise ConfigError(key, origin.source, f"{key}: {exc}") from exc
 
 
 def _shown(key: str, value: Any) -> str:

@@ -44,15 +44,16 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
-from headgate.store.errors import DATABASE_UNUSABLE, DatabaseReplaced, LeaseLost
+from headgate.store.errors import DatabaseReplaced, LeaseLost
 from headgate.store.store import Store
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor import commands
-from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry, RateBackoff, Waits
+from headgate.supervisor.backoff import DatabaseOutage, RateBackoff, Waits
 from headgate.supervisor.commands import Command, Exit, Kill
 from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.leaving import Leaving
 from headgate.supervisor.logs.task_logs import TaskLogs
+from headgate.supervisor.metrics.figures import Figures
 from headgate.supervisor.queries import QueryHandler
 from headgate.supervisor.runner_lifecycle import RunnerLifecycle, RunnerState
 from headgate.supervisor.tasks.core import TaskCore
@@ -90,19 +91,18 @@ class SupervisorCore:
         answers: QueryHandler | None = None,
         task_logs: TaskLogs | None = None,
         outage: DatabaseOutage | None = None,
+        figures: Figures | None = None,
     ) -> None:
-        def retry_of(duty: str, outage: DatabaseOutage | None) -> DatabaseRetry:
-            return DatabaseRetry(duty, settings.database_retry_wait_s, settings.database_retry_wait_max_s, outage)
-
-        outage = outage or DatabaseOutage()
+        retry_of = settings.retry_of
+        outage, figures = outage or DatabaseOutage(), figures or Figures()
         frame_max = settings.runner.frame_bytes_max
         self._store = store
-        self._tasks = tasks
+        self.tasks = tasks
         self._task_logs = task_logs
         self._commands: list[Command] = []
         self._leaving = Leaving(drain_s=settings.drain_s)
         self.intake = Intake(
-            store, slice_events_max=settings.slice_events_max, retry=retry_of("events", outage), clock=clock
+            store, figures, slice_events_max=settings.slice_events_max, retry=retry_of("events", outage), clock=clock
         )
         self.leases = Leases(
             store,
@@ -110,6 +110,7 @@ class SupervisorCore:
             capacity=settings.capacity,
             queues=settings.queues,
             workers=settings.workers,
+            endless_workers=settings.endless_workers,
             times=settings.lease,
             is_gone=is_gone,
             retry=retry_of("leases", outage),
@@ -144,6 +145,7 @@ class SupervisorCore:
             silence_max_s=settings.runner_silence_max_s,
             drain_s=settings.drain_s,
             is_owed_answer=self.intake.is_waiting_for,
+            figures=figures,
         )
         # Queries are not in the outage: after one that failed there may never be another.
         self._queries = TriggerQueries(store, answers, frame_bytes_max=frame_max, retry=retry_of("queries", None))
@@ -169,8 +171,8 @@ class SupervisorCore:
             case Request():
                 if incarnation == self.runner.incarnation:
                     self.runner.send(self._queries.answer(message, now))
-                    if isinstance(message.query, SendSignals) and self._tasks is not None:
-                        self._tasks.notify_signals()
+                    if isinstance(message.query, SendSignals) and self.tasks is not None:
+                        self.tasks.notify_signals()
             case _:
                 assert_never(message)
 
@@ -255,7 +257,7 @@ class SupervisorCore:
             times += [self.leases.wake_at(), self.intake.wake_at(), self.holds.wake_at()]
             times += [self.recoveries.wake_at(), self.blame.wake_at(), self.redrives.wake_at()]
             if self.leases.is_held:
-                times += [self.credits.wake_at(), None if self._tasks is None else self._tasks.wake_at()]
+                times += [self.credits.wake_at(), None if self.tasks is None else self.tasks.wake_at()]
         if self.is_leaving and self.runner.state is RunnerState.ABSENT:
             times.append(self._leaving.deadline)
         elif self.leases.is_held or self.runner.state is not RunnerState.ABSENT:
@@ -280,9 +282,9 @@ class SupervisorCore:
         found = self.leases.step(now, owned=self.assignments.owned, claiming=not self.is_leaving)
         if self._task_logs is not None and self.leases.is_held:
             self._task_logs.epoch = self.leases.epoch
-        if self._tasks is not None and (found.has_looked or found.has_fenced):
-            self._tasks.notify(has_fenced=found.has_fenced)
-            self._tasks.notify_signals()
+        if self.tasks is not None and (found.has_looked or found.has_fenced):
+            self.tasks.notify(has_fenced=found.has_fenced)
+            self.tasks.notify_signals()
         if found.held is not None:
             message, released = self.holds.found(found.held, now)
             self._send_if_running(message)
@@ -329,8 +331,8 @@ class SupervisorCore:
         """Stop all triggers and write nothing more, because another supervisor owns them now (I10)."""
         log.error("the lease is lost; stopping", error=str(error))
         unanswered = self.intake.discard(self.runner.incarnation)
-        if self._tasks is not None:
-            self._tasks.abandon()
+        if self.tasks is not None:
+            self.tasks.abandon()
         cancels = self.assignments.cancel_all("reassigned")
         if self.runner.is_listening(self.runner.incarnation):
             self.runner.send(StateSync(to_cancel=cancels, lease_lost=True))
@@ -385,10 +387,10 @@ class SupervisorCore:
         self.redrives.ended(stored.redriven)
         self.credits.fired(stored.result.fired)
         self.releases.expect_ends(stored.result.over)
-        if self._tasks is not None and stored.result.moved_tasks:
-            self._tasks.notify()
-        if self._tasks is not None and stored.result.has_sent:
-            self._tasks.notify_signals()
+        if self.tasks is not None and stored.result.moved_tasks:
+            self.tasks.notify()
+        if self.tasks is not None and stored.result.has_sent:
+            self.tasks.notify_signals()
 
     def _take_strikes(self, stored: Stored) -> None:
         """Pass triggers over messages that they have failed on too often; hold those that fail on too many messages."""
@@ -440,23 +442,23 @@ class SupervisorCore:
     # --- tasks ------------------------------------------------------------------------------------
 
     def _step_tasks(self, now: float) -> None:
-        if self._tasks is None or not self.leases.is_held:
+        if self.tasks is None or not self.leases.is_held:
             return
         if self.is_leaving:
-            self._tasks.drain(now)
-        if self._tasks.step(self.leases.epoch, now):
+            self.tasks.drain(now)
+        if self.tasks.step(self.leases.epoch, now):
             self.leases.poll_soon()  # the supervisor's own writes cause no notification
-        self.credits.handled(self._tasks.take_handled())
-        if self._tasks.take_expanded():
+        self.credits.handled(self.tasks.take_handled())
+        if self.tasks.take_expanded():
             self.credits.expanded()
 
     def _are_tasks_done(self, now: float) -> bool:
         """Whether leaving need not wait for tasks. Tasks that still run at the end of the drain are ended."""
-        if self._tasks is None or self._leaving.is_fenced or self._tasks.drain(now):
+        if self.tasks is None or self._leaving.is_fenced or self.tasks.drain(now):
             return True
         if self._leaving.is_drain_over(now):
             self._leaving.cut_short("tasks were still running at the drain's deadline")
-            self._tasks.end_all("its supervisor was asked to stop, and would not wait longer")
+            self.tasks.end_all("its supervisor was asked to stop, and would not wait longer")
         return self._leaving.is_past_deadline(now)
 
     def _log_to_task(self, trigger_id: int, event: str, **fields: object) -> None:
@@ -480,7 +482,7 @@ class SupervisorCore:
         if exit_ is None:
             return
         if not is_fenced and self.leases.is_held:
-            self._release_lease()
+            self.leases.sign_off()
         self._leaving.log_at = math.inf
         self._commands.append(exit_)
 
@@ -488,11 +490,5 @@ class SupervisorCore:
         """Log every few seconds what the drain waits for."""
         if now >= self._leaving.log_at:
             has_runner = self.runner.state is not RunnerState.ABSENT
-            tasks = [] if self._tasks is None else self._tasks.running()
+            tasks = [] if self.tasks is None else self.tasks.running()
             self._leaving.log(now, has_runner=has_runner, has_events=not self.intake.is_empty, tasks=tasks)
-
-    def _release_lease(self) -> None:
-        try:
-            self._store.release_triggerer(self.leases.epoch)
-        except (*DATABASE_UNUSABLE, LeaseLost) as exc:
-            log.warning("could not sign off; others take over when the lease runs out", error=str(exc))

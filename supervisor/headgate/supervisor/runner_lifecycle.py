@@ -28,6 +28,8 @@ from headgate.protocol.messages.runner import (
 from headgate.supervisor.backoff import RateBackoff
 from headgate.supervisor.commands import Command, DumpStacks, Kill, Send, Spawn
 from headgate.supervisor.leaving import DRAIN_MARGIN_S, Leaving
+from headgate.supervisor.metrics import catalogue
+from headgate.supervisor.metrics.figures import Figures
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +70,9 @@ class RunnerLifecycle:
         silence_max_s: float,
         drain_s: float,
         is_owed_answer: Callable[[int], bool],
+        figures: Figures | None = None,
     ) -> None:
+        self._figures = Figures() if figures is None else figures
         self.incarnation = 0
         self.state = RunnerState.ABSENT
         self._commands = commands
@@ -125,6 +129,8 @@ class RunnerLifecycle:
         self._is_dumped = False
         wait_s = 0.0 if expected else self._respawn.first() if is_explained else self._respawn.fail(now)
         self._spawn_at = now + wait_s
+        if not expected:
+            self._figures.add(catalogue.RUNNER_ENDS)
         report = log.info if expected else log.error
         report("the runner ended", how=explanation, incarnation=self.incarnation, respawn_in_s=round(wait_s, 3))
 

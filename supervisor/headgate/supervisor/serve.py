@@ -8,6 +8,7 @@ import random
 import selectors
 import socket
 import stat
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ from headgate.protocol.link.runner_dialect import RunnerDialect
 from headgate.protocol.link.wire import Role
 from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import require_current
+from headgate.store.inspect.why_facts import Liveness
 from headgate.store.keys import open_secrets
 from headgate.store.store import Store
 from headgate.store.triggers.leases import TriggererRow
@@ -31,10 +33,14 @@ from headgate.supervisor.children.process import environment_of_children, start_
 from headgate.supervisor.config import ConfigError, Settings
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.core_settings import CoreSettings
+from headgate.supervisor.leaving import DRAIN_MARGIN_S
 from headgate.supervisor.logs import process_log
 from headgate.supervisor.logs.task_logs import TaskLogs
+from headgate.supervisor.metrics.figures import Figures
+from headgate.supervisor.metrics.service_manager import ServiceManager
 from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.replay.capture import Capture
+from headgate.supervisor.reporting import Reported, Reporter
 from headgate.supervisor.tasks.assembly import task_part
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
@@ -115,6 +121,7 @@ def core_settings(settings: Settings, *, runs_tasks: bool = False) -> CoreSettin
         capacity=settings.capacity,
         queues=settings.queues,
         workers=settings.workers if runs_tasks else 0,
+        endless_workers=settings.endless_workers_max if runs_tasks else 0,
         runner_silence_max_s=settings.runner_silence_max_s,
         respawn_wait_s=settings.respawn_wait_s,
         respawn_wait_max_s=settings.respawn_wait_max_s,
@@ -139,41 +146,53 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
     for folder in settings.missing_import_paths():
         log.warning("a folder of import_paths does not exist", folder=str(folder))
     run_as = _separate(settings)
-    engine = open_engine(settings.database_url)
-    require_current(engine)
-    secrets = open_secrets(engine, settings.home, settings.fernet_keys, makes_file=True)
-    store = Store(engine, secrets=secrets)
     identity = this_process()
-    answers = StoreQueries(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
-    task_logs = TaskLogs(settings.log_folder, bytes_max=settings.task_log_bytes_max)
-    recorder = None if capture is None else _open_recorder(settings, capture)
-    environment = environment_of_children(settings, password=engine.url.password)
-    hide = answers.secrets.hide_in_bytes
     selector = selectors.DefaultSelector()
-    outage = DatabaseOutage()
-    tasks = None
-    if runs_tasks:
-        tasks = task_part(
-            settings,
-            selector,
+    figures = Figures()
+    outage = DatabaseOutage(figures)
+    with ExitStack() as closing:
+        engine = open_engine(settings.database_url)
+        closing.callback(engine.dispose)
+        require_current(engine)
+        secrets = open_secrets(engine, settings.home, settings.fernet_keys, makes_file=True)
+        store = Store(engine, secrets=secrets)
+        closing.callback(store.close)
+        answers = StoreQueries(store, os.environ, frame_bytes_max=settings.frame_bytes_max)
+        task_logs = TaskLogs(settings.log_folder, bytes_max=settings.task_log_bytes_max)
+        closing.callback(task_logs.close)
+        recorder = None if capture is None else _open_recorder(settings, capture)
+        if recorder is not None:
+            closing.callback(recorder.close)
+        environment = environment_of_children(settings, password=engine.url.password)
+        hide = answers.secrets.hide_in_bytes
+        tasks = None
+        if runs_tasks:
+            tasks = task_part(
+                settings,
+                selector,
+                store,
+                answers=answers,
+                task_logs=task_logs,
+                environment=environment,
+                run_as=run_as,
+                outage=outage,
+                figures=figures,
+            )
+            closing.callback(tasks.close)
+        core = SupervisorCore(
             store,
+            identity,
+            core_settings(settings, runs_tasks=runs_tasks),
+            is_gone=lambda row: is_gone(row, identity),
             answers=answers,
             task_logs=task_logs,
-            environment=environment,
-            run_as=run_as,
+            tasks=tasks,
             outage=outage,
+            figures=figures,
         )
-    core = SupervisorCore(
-        store,
-        identity,
-        core_settings(settings, runs_tasks=runs_tasks),
-        is_gone=lambda row: is_gone(row, identity),
-        answers=answers,
-        task_logs=task_logs,
-        tasks=tasks,
-        outage=outage,
-    )
-    try:
+        liveness = Liveness(settings.lease_silence_max_s, partial(is_gone, here=identity))
+        reporter = _reporter(settings, Reported(core, store, figures, outage, liveness), selector)
+        closing.callback(reporter.close)
         with process_log.in_background():
             return Arbiter(
                 core,
@@ -182,15 +201,22 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
                 task_logs=task_logs,
                 selector=selector,
                 bell=store.database.doorbell(),
+                reporter=reporter,
             ).run()
-    finally:
-        if tasks is not None:
-            tasks.close()
-        task_logs.close()
-        store.close()
-        engine.dispose()
-        if recorder is not None:
-            recorder.close()
+
+
+def _reporter(settings: Settings, reported: Reported, selector: selectors.BaseSelector) -> Reporter:
+    try:
+        return Reporter(
+            reported,
+            selector,
+            address=settings.metrics_address,
+            service_manager=ServiceManager(os.environ),
+            leaves_within_s=settings.drain_s + DRAIN_MARGIN_S,
+        )
+    except OSError as error:
+        text = f"metrics_listen: cannot listen on {settings.metrics_listen}: {error.strerror or error}"
+        raise ConfigError("metrics_listen", "", text) from None
 
 
 def _separate(settings: Settings) -> RunAs | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,8 @@ pytestmark = pytest.mark.timeout(300)
 
 class TestRedisStreams(BrokerConformance):
     @pytest.fixture
-    def station(self, tmp_path: Path, redis_server: str) -> Iterator[Station]:
-        station = RedisStation(tmp_path, redis_server)
-        try:
-            station.create()
-            yield station
-        finally:
-            station.close()
+    def station(self, station: RedisStation) -> Station:
+        return station
 
     @pytest.mark.campaign
     def test_supervisor_and_runner_are_killed_and_nothing_is_lost_or_stored_twice(

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import redis
 import structlog
+from tests.brokers.servers.absent import skip_or_fail
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
-from headgate.brokers.redis_client import open_client, run
+from headgate.brokers.clients.redis_client import open_client, run
 from headgate.brokers.redis_streams import RedisStreamProducer, RedisStreamTrigger
 from headgate.protocol.values import decode_value
 from headgate.testing import crash_test
@@ -37,10 +38,7 @@ def client() -> Iterator[redis.Redis]:
     try:
         client.ping()
     except redis.ConnectionError as error:
-        message = f"no Redis server answers at {REDIS_URL}: {error}"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+        skip_or_fail(f"no Redis server answers at {REDIS_URL}: {error}")
     with client:
         yield client
 

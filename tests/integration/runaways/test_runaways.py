@@ -22,6 +22,9 @@ QUICK = {"retry_wait_s": "0.1", "respawn_wait_s": "0.05"}
 BLOCKS = {**QUICK, "runner_silence_max_s": "1.5", "runner_heartbeat_s": "0.3"}
 
 
+LONG = pytest.mark.campaign  # waits until a silence counts, again and again
+
+
 def hold_of(store: Store, name: str) -> Any:
     return next(row for row in store.inspect.watchers() if row.name == name)
 
@@ -35,13 +38,13 @@ def ticks(store: Store) -> int:
     [
         ("users_runaways.Exits", QUICK, "exited with code 3"),
         ("users_runaways.Crashes", QUICK, "SIGSEGV"),
-        ("users_runaways.Spins", BLOCKS, "SIGKILL"),
-        ("users_runaways.SpinsInC", BLOCKS, "SIGKILL"),
+        pytest.param("users_runaways.Spins", BLOCKS, "SIGKILL", marks=LONG),
+        pytest.param("users_runaways.SpinsInC", BLOCKS, "SIGKILL", marks=LONG),
         ("users_runaways.ExitsInItsConstructor", QUICK, "exited with code 5"),
         ("users_exits_at_import.Trigger", QUICK, "exited with code 8"),
-        ("users_runaways.ExitsInAThread", QUICK, "exited with code 4"),
-        ("users_runaways.ClosesTheLink", BLOCKS, ""),
-        ("users_runaways.Scribbles", QUICK, "exited with code 6"),
+        pytest.param("users_runaways.ExitsInAThread", QUICK, "exited with code 4", marks=LONG),
+        pytest.param("users_runaways.ClosesTheLink", BLOCKS, "", marks=LONG),
+        pytest.param("users_runaways.Scribbles", QUICK, "exited with code 6", marks=LONG),
     ],
 )
 def test_a_runaway_is_named_and_quarantined_and_the_others_go_on(

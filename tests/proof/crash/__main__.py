@@ -18,17 +18,16 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import psycopg
 from rich.console import Console
+from tests.postgres import url_for_tests, why_none
 from tests.proof import document as proof
 from tests.proof.crash import matrix
 from tests.proof.crash import proof as crash_proof
 from tests.proof.crash.campaign import Result
-from tests.proof.crash.databases import POSTGRES_URL, Databases
-from tests.proof.crash.server import NoServer, Server, why_none
+from tests.proof.crash.databases import Databases
 from tests.proof.crash.workloads.maps import MapWorkload
 from tests.proof.crash.workloads.pair import HarmWorkload, PairWorkload
 from tests.proof.crash.workloads.programs import ProgramWorkload
@@ -43,13 +42,6 @@ KILLS = 400
 JOBS = 3  # pairs for two cores: each is waited for now and then
 
 
-class _Postgres(NamedTuple):
-    """The server for all campaigns that need none of their own."""
-
-    url: str = POSTGRES_URL
-    version: str = ""
-
-
 def main() -> int:
     """Run the command; return its exit code."""
     given = _parse()
@@ -61,14 +53,14 @@ def main() -> int:
     dialects = [given.db] if given.db else ["sqlite", "postgresql"]
     folder = Path(tempfile.mkdtemp(prefix="headgate-crash-"))
     with ExitStack() as stack:
-        postgres = _Postgres()
+        version = ""
         if "postgresql" in dialects:
             try:
-                postgres = _find_postgres(console, stack)
-            except NoServer as error:
-                console.print(f"nothing is shown on PostgreSQL: none answers at {POSTGRES_URL}, and {error}")
+                version = _postgres_version()
+            except psycopg.OperationalError as error:
+                console.print(f"nothing is shown on PostgreSQL: {error}")
                 dialects.remove("postgresql")
-        is_good = bool(dialects) and _run(given, console, dialects, postgres, folder, stack)
+        is_good = bool(dialects) and _run(given, console, dialects, version, folder, stack)
     console.print(f"seed {given.seed}; written to {given.proof}")
     if any(folder.iterdir()):
         console.print(f"histories, logs and captures of what failed are in {folder}")
@@ -81,15 +73,15 @@ def _run(
     given: argparse.Namespace,
     console: Console,
     dialects: list[str],
-    postgres: _Postgres,
+    postgres_version: str,
     folder: Path,
     stack: ExitStack,
 ) -> bool:
-    databases = Databases(folder, postgres.url)
+    databases = Databases(folder)
     stack.callback(databases.close)
     runner = matrix.Matrix(folder, databases, seed=given.seed)
-    without_server = why_none() if postgres.version else ""
-    versions = crash_proof.versions(postgres.version, without_server)
+    without_server = why_none() if postgres_version else ""
+    versions = crash_proof.versions(postgres_version, without_server)
     commit = proof.commit()
     is_good = True
     for workload, layout in crash_proof.LAYOUTS.items():
@@ -149,19 +141,8 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _find_postgres(console: Console, stack: ExitStack) -> _Postgres:
-    """Return the server that answers, or make one, which ``stack`` closes. Raises `NoServer`."""
-    try:
-        return _Postgres(POSTGRES_URL, _postgres_version(POSTGRES_URL))
-    except psycopg.OperationalError:
-        own = Server()
-        stack.callback(own.close)
-        console.print(f"no PostgreSQL answers at {POSTGRES_URL}: one of our own is used")
-        return _Postgres(own.url, _postgres_version(own.url))
-
-
-def _postgres_version(url: str) -> str:
-    with psycopg.connect(url) as connection:
+def _postgres_version() -> str:
+    with psycopg.connect(url_for_tests()) as connection:
         return str(connection.info.parameter_status("server_version"))
 
 

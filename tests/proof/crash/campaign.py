@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
+from tests.postgres import Server
 from tests.proof.crash.databases import MIGRATING
 from tests.proof.crash.faults import SERVER_FAULTS, FaultInjector
 from tests.proof.crash.processes import CellFailed, wait_until
-from tests.proof.crash.server import Server
 from tests.proof.crash.workload import Fault, Workload
 
 from headgate.supervisor.replay.run import LogIncomplete, ReplayStuck, open_replay_store, replay

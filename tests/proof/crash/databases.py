@@ -13,14 +13,12 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from sqlalchemy.engine import make_url
+from tests.postgres import Server, url_for_tests
 from tests.proof.crash.reader import CONNECT_TIMEOUT_S
-from tests.proof.crash.server import Server
 
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 from headgate.store.tables import metadata
-
-POSTGRES_URL = os.environ.get("HEADGATE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 
 MIGRATING = threading.Lock()  # alembic has one migration under way in a process, whatever the database
 
@@ -30,11 +28,10 @@ _END_OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datn
 class Databases:
     """Gives each campaign a database of its own. `close` it: it drops what it made, and stops its servers.
 
-    Those of PostgreSQL are on the server of ``postgres_url``, but for campaigns that need a server of their own.
+    Those of PostgreSQL are on the server of all tests, but for campaigns that need a server of their own.
     """
 
-    def __init__(self, folder: Path, postgres_url: str = POSTGRES_URL) -> None:
-        self._postgres_url = postgres_url
+    def __init__(self, folder: Path) -> None:
         self._migrated = folder / "migrated.db"
         _migrate(f"sqlite:///{self._migrated}")
         self._lock = threading.Lock()
@@ -67,7 +64,8 @@ class Databases:
                 return self._free[needs_server].pop()
             number = len(self._made) + 1
             server = Server() if needs_server else None
-            self._made.append(_Database(self._postgres_url if server is None else server.url, number, server))
+            url = url_for_tests() if server is None else server.url
+            self._made.append(_Database(url, number, server))
             return self._made[-1]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import assert_never
 
+from tests.postgres import RestartMode, Server
 from tests.proof.crash.connections import Backend
 from tests.proof.crash.processes import (
     LOOK_INTERVAL_S,
@@ -20,7 +21,6 @@ from tests.proof.crash.processes import (
     send,
     wait_until,
 )
-from tests.proof.crash.server import RestartMode, Server
 from tests.proof.crash.workload import Fault, Workload
 
 HERE = Path(__file__).parent

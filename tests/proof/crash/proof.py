@@ -277,8 +277,9 @@ SIGNALS = Layout(
     marks="What the marks of signals mean, and how it is counted",
     introduction="""\
 A real `headgate up` with tasks that send signals at once, for their own run alone, and with their outcomes, also in
-tries that fail, and sensors that wait for these, some before they are sent and some afterwards. Killed, stopped and cut
-off as above. Written by `make crash`.
+tries that fail, and sensors that wait for these, some before they are sent and some afterwards. One task is started by
+each of its signals, one by those of which its operator decides so, and one by the time, every second; an endless one
+loses its worker in each run, and is moved. Killed, stopped and cut off as above. Written by `make crash`.
 """,
     matrix_introduction=_TRIES_BY_CELL,
     how="""\
@@ -286,8 +287,10 @@ The log of signals is read all the time, and the journal of those who send besid
 signal_history` judges both: the versions of a key are there without a gap at any moment, what was acknowledged is
 stored once, under the version that was said, what goes with an outcome is stored once if that is and else not at all,
 and each sensor has ended once, with the first version that fits, of those that were sent after the creation of its run.
-The tries are judged as those of other tasks. A mark that is not reached, tasks that do not end, a wrong exit code: each
-fails its cell.
+Each signal that is to start a task has started it once, unless its operator could not decide, because its processes
+were killed three times, and each time at most once. An endless task has one process at a time, and ends well in its
+first try. The tries are judged as those of other tasks. A mark that is not reached, tasks that do not end, a wrong exit
+code: each fails its cell.
 """,
     columns=("kills", "cells", "signals", "acknowledged", "waits", "executions", "tries_lost", "dropped"),
     cells=("runs", "tries_lost", "findings", "failed"),

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.postgres import why_none
 from tests.proof.crash.campaign import RUNNERLESS_MARKS, Campaign, is_possible
 from tests.proof.crash.databases import Databases
 from tests.proof.crash.faults import SERVER_FAULTS
 from tests.proof.crash.matrix import plans
 from tests.proof.crash.proof import LAYOUTS
-from tests.proof.crash.server import why_none
 from tests.proof.crash.workload import Fault, Workload
 from tests.proof.crash.workloads.maps import MapWorkload
 from tests.proof.crash.workloads.pair import HarmWorkload, PairWorkload
@@ -67,12 +67,22 @@ OF_MAPS: dict[str, Cells] = {
     "postgresql": [
         ("maps.expanded", "drop connection"),
         ("outcomes.grouped", "kill all"),
-        ("groups.advanced", "kill supervisor"),
+        ("elements.absorbed", "kill all"),
     ],
 }
 OF_SIGNALS: dict[str, Cells] = {
-    "sqlite": [("signals.sent_committed", "kill workers"), ("signals.action_written", "kill supervisor")],
-    "postgresql": [("signals.action_written", "drop connection"), ("signals.sent_committed", "kill all")],
+    "sqlite": [
+        ("signals.sent_committed", "kill workers"),
+        ("signals.action_written", "kill supervisor"),
+        ("runs.of_events_written", "kill supervisor"),
+        ("endless.moved", "kill all"),
+    ],
+    "postgresql": [
+        ("signals.action_written", "drop connection"),
+        ("signals.sent_committed", "kill all"),
+        ("signals.run_ending", "drop connection"),
+        ("endless.moved", "kill supervisor"),
+    ],
 }
 OF_HARM: dict[str, Cells] = {
     "sqlite": [
@@ -239,14 +249,18 @@ def test_every_signal_has_one_version_and_every_wait_its_first_whatever_dies_at_
         (StreamWorkload, "stream.handled_written", "credit_ignored", "beyond its credit"),
         (MapWorkload, "worker.step_done", "instance_left_out", "value left out"),
         (MapWorkload, "worker.step_done", "values_of_others", "wrong values"),
+        (MapWorkload, "plan.in_trigger", "value_of_another_in_its_trigger", "wrong values"),
         (MapWorkload, "tasks.outcome_stored", "map_ended_with_its_first_window", "value left out"),
         (MapWorkload, "elements.committed", "elements_of_every_try", "instance of no value"),
+        (MapWorkload, "elements.absorbed", "first_element_twice", "instance of no value"),
         (MapWorkload, "elements.appended", "keys_of_appends_forgotten", "appended wrongly"),
         (MapWorkload, "groups.advanced", "group_all_at_once", "begun out of order"),
         (SignalWorkload, "signals.sent_committed", "sent_before_the_outcome", "sent without its outcome"),
         (SignalWorkload, "signals.sent_committed", "dedup_of_each_send", "version missing"),
         (SignalWorkload, "signals.considered", "signals_from_before_the_run", "considered before its time"),
         (SignalWorkload, "signals.action_written", "start_forgotten_while_it_is_under_way", "start lost"),
+        (SignalWorkload, "signals.sent_committed", "signal_of_a_dag_passed_over", "start lost"),
+        (SignalWorkload, "signals.sent_committed", "signal_of_a_dag_in_two_runs", "acted twice"),
     ],
 )
 def test_a_bug_in_streams_of_tasks_in_mapped_tasks_and_in_signals_is_found(

@@ -52,6 +52,7 @@ Kind = OwnKind | task_history.Kind
 KINDS: tuple[Kind, ...] = (*get_args(OwnKind), *task_history.KINDS)
 GIVEN: Final = tuple("abcde")  # the values in the DAG file of the crash tests, and what a task of it leaves
 LEFT: Final = tuple("opqrstuv")
+PAGED: Final = tuple("ABCDEFGHI")  # what a trigger fires, page by page
 SEED: Final = ("k0", "k1")  # what a worklist begins with; the instance of each value appends those that it leads to
 LINKS: Final = {
     "k0": ("k2", "k3"),

@@ -12,9 +12,12 @@ any look is at rest. The checker knows nothing of the code under test. The findi
 - ``not considered``: a wait is open, or has ended with a later version, though one fits that was sent since its run
 - ``considered before its time``: a wait has ended with a version from before its run, or with one that does not fit
 - ``considered twice``: a wait has ended more than once
-- ``start lost``: a task that each signal of its run should start was not started by one that was sent before its end
+- ``start lost``: a task that each signal of its run should start was not started by one that was sent before its end,
+  and is not one about which the task's operator could not decide, because its processes were killed
 - ``acted twice``: one signal has started it twice, and both steps have ended
 - ``started without cause``: it was started by a version that was not sent for its run
+- of an endless task, by their names for tries: ``begun twice`` if two processes had it at once, ``lost outcome`` if it
+  has lost a try, or has not ended well, ``never resumed`` if it has not ended
 
 ::
 
@@ -31,7 +34,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 from tests.proof.history import findings, task_history, task_records
-from tests.proof.history.findings import Finding, judge_file
+from tests.proof.history.findings import TERMINAL, Finding, judge_file
 from tests.proof.history.task_records import Began, Looked, Made, Row, xcom_key
 
 from headgate.testing.crash import history
@@ -54,6 +57,11 @@ VERSION: Final = "version"  # the XCom of a sensor
 # What tasks of the crash tests send at once, for their own run alone, and with their outcomes.
 NOW, OWN, OUTCOME = "now", "own", "outcome"
 ORDERS, OBEYED = "orders", "obeyed"  # what starts a task, and what that tells with its outcome
+TICKED = "ticked"  # the same of a task that the time starts
+DECIDED = "decided"  # the same of a task whose operator decides about what starts it
+STARTED = "started"  # what a run tells with an outcome that each signal under `NOW` has, unless it is `NOT_STARTING`
+NOT_STARTING: Final = (1, 2, 3)
+PASSED: Final = (1,)  # the values that it has start nothing
 # The sensors there, each with its key and the value that it waits for; None is any.
 WAITS: Final[dict[str, tuple[str, int | str | None]]] = {
     "hears": (NOW, 3),
@@ -118,15 +126,50 @@ class Obeys(_Record, frozen=True, tag="obeys"):
     """A task that each signal under ``key``, for its ``run`` alone, is to start.
 
     With the outcome of each start it sends a signal under ``told``: its run, a slash, and the version that started it.
+    Its operator may decide that those with one of the values ``passed`` start nothing.
     """
 
     task: str
     key: str
     told: str
     run: str
+    passed: tuple[Value, ...] = ()
 
 
-Record = task_records.Record | Acknowledged | Sends | Stored | Waited | Obeys
+class Endures(_Record, frozen=True, tag="endures"):
+    """A task that is to end well whatever happens to its workers, with an ``is_endless`` one in its first try."""
+
+    task: str
+    is_endless: bool = True
+
+
+class Ticks(_Record, frozen=True, tag="ticks"):
+    """A task that the time starts every so often, for the first time with its ``run``.
+
+    With the outcome of each start it sends a signal under ``told``: its run, a slash, and how often it was time.
+    """
+
+    task: str
+    told: str
+    run: str
+
+
+class Lives(_Record, frozen=True, tag="lives"):
+    """The journal of a worker: an endless task begins, and has found that its last process is still there, or not."""
+
+    task: str
+    pid: int
+    is_alone: bool
+
+
+class GaveUp(_Record, frozen=True, tag="gave_up"):
+    """The operator of a task could not decide about this version: it starts nothing."""
+
+    task: str
+    version: int
+
+
+Record = task_records.Record | Acknowledged | Sends | Stored | Waited | Obeys | GaveUp | Endures | Lives | Ticks
 
 _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
@@ -171,10 +214,14 @@ class Checker(findings.Checker[Record]):
         self._stored: dict[str, list[Stored]] = {}
         self._waits: dict[str, Waited] = {}
         self._obeying: dict[str, Obeys] = {}
+        self._given_up: dict[str, set[int]] = {}  # versions, by task
         self._ended_with: dict[str, dict[int, None]] = {}  # by the task of a wait
+        self._enduring: dict[str, tuple[Endures, Row | None]] = {}
+        self._ticking: dict[str, Ticks] = {}
         self._task_of: dict[str, str] = {}  # by execution
         self._rows: dict[str, Row] = {}
         self._gaps: list[Finding[Kind]] = []
+        self._at_once: list[Finding[Kind]] = []
         self._at_rest = True
 
     def add(self, record: Record) -> None:
@@ -191,7 +238,19 @@ class Checker(findings.Checker[Record]):
                 self._ended_with[record.task] = dict.fromkeys(record.ended_with)
             case Obeys():
                 self._obeying[record.task] = record
-            case Row() if record.task in self._obeying:
+            case Endures():
+                self._enduring[record.task] = (record, None)
+            case Ticks():
+                self._ticking[record.task] = record
+            case Lives():
+                if not record.is_alone:
+                    why = f"the process {record.pid} has it, and the one before still had"
+                    self._at_once.append(Finding("begun twice", record.task, why))
+            case Row() if record.task in self._enduring:
+                self._enduring[record.task] = (self._enduring[record.task][0], record)
+            case GaveUp():
+                self._given_up.setdefault(record.task, set()).add(record.version)
+            case Row() if record.task in self._obeying or record.task in self._ticking:
                 pass  # it begins anew with each start, which no other task does
             case Row() if record.task in self._waits:
                 if (version := record.xcoms.get(VERSION)) is not None:
@@ -203,7 +262,7 @@ class Checker(findings.Checker[Record]):
         """Return the judgement on the history so far."""
         tries = self._tries.report()
         stored = sum(map(len, self._stored.values()))
-        found = (*tries.findings, *self._gaps, *(self._own() if self._at_rest else ()))
+        found = (*tries.findings, *self._gaps, *self._at_once, *(self._own() if self._at_rest else ()))
         return Report(found, len(self._acknowledged), stored, len(self._waits), tries.executions, tries.tries_lost)
 
     # --- records ----------------------------------------------------------------------------------
@@ -240,8 +299,17 @@ class Checker(findings.Checker[Record]):
         for wait in self._waits.values():
             yield from of_wait(wait, tuple(self._ended_with[wait.task]), self._stored.get(wait.key, []))
         for obeys in self._obeying.values():
-            sent = {row.version for row in self._stored.get(obeys.key, []) if row.run == obeys.run}
+            rows = [row for row in self._stored.get(obeys.key, []) if row.run == obeys.run]
+            sent = {row.version for row in rows if row.value not in obeys.passed}
+            sent -= self._given_up.get(obeys.task, set())
             yield from _of_starts(obeys, sent, self._stored.get(obeys.told, []))
+        for ticks in self._ticking.values():
+            yield from _of_ticks(ticks, self._stored.get(ticks.told, []))
+        for task, (endures, row) in self._enduring.items():
+            if row is None or row.state not in TERMINAL:
+                yield Finding("never resumed", task, f"it is {'nowhere' if row is None else row.state} for ever")
+            elif row.state != "success" or (endures.is_endless and row.try_number > 1):
+                yield Finding("lost outcome", task, f"it is {row.state} in try {row.try_number}")
 
     def _of_senders(self) -> Iterator[Finding[Kind]]:
         versions = {(row.key, row.dedup): row.version for rows in self._stored.values() for row in rows}
@@ -273,9 +341,23 @@ def _of_key(key: str, rows: list[Stored]) -> Iterator[Finding[Kind]]:
         yield Finding("version twice", key, "one signal has two versions")
 
 
-def _of_starts(obeys: Obeys, sent: set[int], rows: list[Stored]) -> Iterator[Finding[Kind]]:
+def _told(run: str, rows: list[Stored]) -> Counter[int]:
+    """Return how often each version has started a task of a run, by what that has told."""
     told = [str(row.value).rpartition("/") for row in rows]
-    starts = Counter(int(version) for run, _, version in told if run == obeys.run)
+    return Counter(int(version) for of_run, _, version in told if of_run == run)
+
+
+def _of_ticks(ticks: Ticks, rows: list[Stored]) -> Iterator[Finding[Kind]]:
+    starts = _told(ticks.run, rows)
+    if not starts:
+        yield Finding("start lost", ticks.task, "the time has not started it")
+    for version, count in sorted(starts.items()):
+        if count > 1:
+            yield Finding("acted twice", ticks.task, f"time {version} has started it {count} times")
+
+
+def _of_starts(obeys: Obeys, sent: set[int], rows: list[Stored]) -> Iterator[Finding[Kind]]:
+    starts = _told(obeys.run, rows)
     for version in sorted(sent - starts.keys()):
         yield Finding("start lost", obeys.task, f"version {version} was sent, and has not started it")
     for version, count in sorted(starts.items()):

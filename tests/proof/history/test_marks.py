@@ -49,7 +49,7 @@ def test_every_mark_stands_once_in_the_code_of_its_side() -> None:
     all_marks = (
         *(marks.MARKS, marks.TASK_MARKS, marks.POISON_MARKS, marks.REDELIVERY_MARKS, marks.RUNAWAY_MARKS),
         *(marks.LETTER_MARKS, marks.CONSUMER_MARKS, marks.TASK_STREAM_MARKS, marks.MAP_MARKS),
-        *(marks.SIGNAL_MARKS, marks.BELL_MARKS, marks.BUNDLE_MARKS),
+        *(marks.SIGNAL_MARKS, marks.BELL_MARKS, marks.BUNDLE_MARKS, marks.ENDLESS_MARKS),
     )
     known = {name: mark for some in all_marks for name, mark in some.items()}
     assert len(known) == sum(map(len, all_marks))

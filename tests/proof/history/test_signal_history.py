@@ -11,11 +11,13 @@ import pytest
 from tests.proof.history.signal_history import (
     VERSION,
     Acknowledged,
+    GaveUp,
     Obeys,
     OwnKind,
     Record,
     Sends,
     Stored,
+    Ticks,
     Waited,
     check,
     decode_lines,
@@ -40,6 +42,7 @@ def ended_by(*versions: int) -> list[Record]:
 
 
 OBEYS = Obeys("t", "k", "done", run="d/r1")
+PASSES = Obeys("t", "k", "done", run="d/r1", passed=(1,))
 ORDERED: list[Record] = [
     *(Stored("k", 1, "a", 0, "d/r1"), Stored("k", 2, "b", 0, "d/r2"), Stored("k", 3, "c", 1, "d/r1")),
     *(OBEYS, Row("t", "skipped", 0), Row("t", "success", 3)),
@@ -67,11 +70,16 @@ GOOD: dict[str, list[Record]] = {
     "what goes with the outcome of the try that ends well": [OF_OUTCOME, *SENDER, AT_REST],
     "on the way": [Made("t"), Waited("s", "k", 7, 0), LOG[0], *TOLD, Looked()],
     "a task that each signal of its run has started": [*ORDERED, FIRST, SECOND],
+    "a task whose operator decides": [*ORDERED[:3], PASSES, GaveUp("t", 1)],
     "a task that signals are to start, on the way": [Made("u"), *ORDERED, FIRST, Looked()],
     "a wait for what was not sent": [*LOG, Waited("t", "k", 9, 0), Waited("u", "k", 7, 1), Waited("v", "j", 7, 0)],
 }
 BAD: dict[str, tuple[OwnKind, list[Record]]] = {
     "a signal that has not started its task": ("start lost", [*ORDERED, FIRST]),
+    "a signal that has started its task against its operator": (
+        "started without cause",
+        [*ORDERED[:3], PASSES, FIRST, SECOND],
+    ),
     "a signal that has started its task twice": ("acted twice", [*ORDERED, FIRST, SECOND, AGAIN]),
     "a signal of another run that has started it": ("started without cause", [*ORDERED, FIRST, SECOND, OTHERS]),
     "a gap": ("version missing", [LOG[0], LOG[2]]),
@@ -110,6 +118,11 @@ BAD: dict[str, tuple[OwnKind, list[Record]]] = {
     "a wait that passed one over": ("not considered", [*LOG, Waited("t", "k", 8, 0, (3,))]),
     "a version from before the run": ("considered before its time", [*LOG, Waited("t", "k", 7, 1, (1,))]),
     "a version with another value": ("considered before its time", [*LOG, Waited("t", "k", 7, 0, (2,))]),
+    "two starts at one time": (
+        "acted twice",
+        [Stored("k", 1, "a", "d/r1/1"), Stored("k", 2, "b", "d/r1/1"), Ticks("t", "k", "d/r1")],
+    ),
+    "the time starts nothing": ("start lost", [Stored("k", 1, "a", "d/r2/1"), Ticks("t", "k", "d/r1")]),
     "two ends": ("considered twice", [*LOG, Waited("t", "k", 8, 0, (2, 3))]),
 }
 

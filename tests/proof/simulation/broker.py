@@ -1,6 +1,6 @@
 """The simulated broker: lanes of messages with one committed offset each, one reader at a time, cumulative commits.
 
-Its producer keeps its books with the file log's own (`headgate.brokers.filelog_partition`), in offsets of messages
+Its producer keeps its books with the file log's own (`headgate.brokers.filelogs.partition`), in offsets of messages
 instead of bytes: it rewinds to what failed, and commits what was acknowledged or rejected before it.
 """
 
@@ -16,7 +16,7 @@ from tests.proof.simulation import records
 from tests.proof.simulation.scenario import Message
 from tests.proof.simulation.wire import Bell
 
-from headgate.brokers.filelog_partition import FileLogPosition, Partition
+from headgate.brokers.filelogs.partition import FileLogPosition, Partition
 from headgate.protocol import values
 from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 

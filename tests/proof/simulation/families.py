@@ -42,12 +42,15 @@ def family(name: FamilyName) -> Family:
     from tests.proof.simulation.tasks.streams import directed as streams_directed
 
     if name == "signals":
-        from tests.proof.simulation.tasks.signals import checker as of_signals
         from tests.proof.simulation.tasks.signals import directed as signals_directed
         from tests.proof.simulation.tasks.signals import drawing as signals_drawing
         from tests.proof.simulation.tasks.signals import world as signals_world
+        from tests.proof.simulation.tasks.signals.jobs import checker as of_signals
+        from tests.proof.simulation.tasks.signals.jobs import directed as jobs_directed
+        from tests.proof.simulation.tasks.signals.rules import directed as rules_directed
 
-        draw, run, scenarios = signals_drawing.draw, signals_world.run, signals_directed.DIRECTED
+        draw, run = signals_drawing.draw, signals_world.run
+        scenarios = signals_directed.DIRECTED | rules_directed.DIRECTED | jobs_directed.DIRECTED
         return Family(name, "--signals ", draw, run, of_signals.check, scenarios)
     if name == "groups":
         from tests.proof.simulation.tasks.groups import directed as groups_directed

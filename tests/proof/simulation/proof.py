@@ -17,7 +17,9 @@ from tests.proof.simulation.families import FamilyName
 from tests.proof.simulation.mutants import MUTANTS, Mutant
 from tests.proof.simulation.tasks.groups.mutants import MUTANTS as GROUP_MUTANTS
 from tests.proof.simulation.tasks.mutants import MUTANTS as TASK_MUTANTS
+from tests.proof.simulation.tasks.signals.jobs.mutants import MUTANTS as JOB_MUTANTS
 from tests.proof.simulation.tasks.signals.mutants import MUTANTS as SIGNAL_MUTANTS
+from tests.proof.simulation.tasks.signals.rules.mutants import MUTANTS as RULE_MUTANTS
 
 _ROW = re.compile(r"\| ([\d,]+) to ([\d,]+) \| ([\d,]+) \| (\d+) \| ([^|]+) \| `([^`]+)` \|")
 
@@ -45,9 +47,15 @@ OF_SIGNALS = """\
 The same, from seeds of their own, with [signals](signals.md): steps that send at once, with their outcomes and for
 their own runs, with dedups that several senders use; sensors for a value or for any, since the run or with the newest
 before; steps that listen, with and without a watcher; watchers whose events are signals, and triggers that send; users
-who send, sometimes without hearing of it, put events, forget keys, clean, clear and mark. The limits of the log are
-low, so that versions are trimmed, and looks and pages end in the middle. The checker holds I25 and I28 against the rows
-of every transaction. Written by `make simulate SEEDS=N ARGS="--signals --proof"`.
+who send, sometimes without hearing of it, put events, forget keys, clean, clear and mark. In half of the seeds there is
+a DAG whose tasks have [rules](signals.md#starting-restarting-and-stopping-tasks): sufficient and necessary ones that
+start, restart and stop, about signals, the ends of other tasks and the time, with each `overlap` and `stopped_as`;
+users start, stop and clear these tasks, pause their DAG and end its runs. In a third of the seeds there is one with
+tasks whose [operators decide](signals.md#deciding-in-code), sometimes slowly, or after errors and deaths of the process
+that they are asked in; with [endless tasks](signals.md#endless-jobs), which lose workers and supervisors, and fail by
+themselves; and with tasks that the time starts. The limits of the log are low, so that versions are trimmed, and looks
+and pages end in the middle. The checker holds I25 and I28 to I30 against the rows of every transaction. Written by
+`make simulate SEEDS=N ARGS="--signals --proof"`.
 """
 MUTANTS_INTRODUCTION = """\
 Each breaks one promise by a small patch of the real code or of its tables. It has to be found among so many random
@@ -75,7 +83,12 @@ SECTIONS: Mapping[FamilyName, Section] = {
     "pair": Section("simulation", "## Simulation", OF_PAIR, MUTANTS),
     "tasks": Section("simulation of tasks", "## Simulation of tasks", OF_TASKS, TASK_MUTANTS),
     "groups": Section("simulation of groups", "## Simulation of groups", OF_GROUPS, GROUP_MUTANTS),
-    "signals": Section("simulation of signals", "## Simulation of signals", OF_SIGNALS, SIGNAL_MUTANTS),
+    "signals": Section(
+        "simulation of signals",
+        "## Simulation of signals",
+        OF_SIGNALS,
+        SIGNAL_MUTANTS | RULE_MUTANTS | JOB_MUTANTS,
+    ),
 }
 
 

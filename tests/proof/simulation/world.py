@@ -206,7 +206,7 @@ class World:
         of_pair = marks.MARKS | marks.POISON_MARKS | marks.REDELIVERY_MARKS | marks.RUNAWAY_MARKS
         # An event may end the task of its trigger, though there is none here.
         of_tasks = marks.TASK_MARKS | marks.BUNDLE_MARKS | marks.TASK_STREAM_MARKS
-        of_tasks |= marks.MAP_MARKS | marks.SIGNAL_MARKS | marks.BELL_MARKS
+        of_tasks |= marks.MAP_MARKS | marks.SIGNAL_MARKS | marks.ENDLESS_MARKS | marks.BELL_MARKS
         return (of_pair | of_tasks | marks.LETTER_MARKS | marks.CONSUMER_MARKS)[mark].side
 
     async def _inject(self) -> None:

@@ -25,7 +25,10 @@ from headgate.protocol.messages.dags import (
     encode_dag,
     find_cycle,
 )
+from headgate.protocol.messages.maps import Elements, MapSpec, Output, Values
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
+from headgate.protocol.messages.signals import SignalWait
+from headgate.protocol.messages.start_triggers import Listed, OwnArguments
 from headgate.protocol.values import encode_value
 
 START = StartTrigger("shop.OrderTrigger", encode_value({"id": 1}, where="kwargs"), "resumed", b"{}", 60.0)
@@ -182,6 +185,61 @@ def test_a_task_that_breaks_a_rule_is_refused_with_its_name_and_the_value(
         check_dag(with_task(**changes))
     assert raised.value.dag_id == "orders"
     assert raised.value.task_id == changes.get("task_id", "one")
+
+
+LISTED = OwnArguments(("id",), Listed((b"1", b"2")))
+MAPPED: dict[str, Any] = {"map": MapSpec(Values(2)), "start_trigger": msgspec.structs.replace(START, own=LISTED)}
+
+
+def own(**changes: Any) -> dict[str, Any]:
+    """Return a mapped task whose instances have arguments of their own for their triggers, with these changes."""
+    start = {name: changes.pop(name) for name in ("kwargs", "signal") if name in changes}
+    arguments = msgspec.structs.replace(LISTED, **{name: changes.pop(name) for name in ("names",) if name in changes})
+    if "source" in changes:
+        arguments = msgspec.structs.replace(arguments, source=changes.pop("source"))
+    return MAPPED | {"start_trigger": msgspec.structs.replace(START, own=arguments, **start)} | changes
+
+
+def test_instances_may_begin_in_triggers_with_their_values() -> None:
+    check_dag(with_task(**MAPPED))
+    check_dag(with_task(map=MapSpec(Values(2)), start_trigger=START))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (own(map=None), "it is not mapped, and its trigger has arguments of instances"),
+        (own(group="g"), "it is in the mapped group 'g'"),
+        (own(signal=SignalWait("k")), "it is mapped, and its instances cannot wait for a signal without a worker"),
+        (own(names=()), "its instances have 0 arguments for their triggers, which must have different names"),
+        (own(names=("a", "a")), "its instances have 2 arguments"),
+        (own(names=("a b",)), "its instances have 1 arguments"),
+        (own(kwargs=b"[]"), "the arguments of its trigger are no dict with names"),
+        (own(kwargs=b"{"), "the arguments of its trigger are no dict with names"),
+        (own(kwargs=encode_value({1: 2}, where="kwargs")), "the arguments of its trigger are no dict with names"),
+        (own(kwargs=encode_value({"x": "x" * KWARGS_BYTES_MAX}, where="kwargs")[:KWARGS_BYTES_MAX]), "no dict"),
+        (
+            own(kwargs=encode_value({"x": "x" * (2**20 - 2**15)}, where="kwargs")),
+            "need 1,015,816 bytes",
+        ),
+        (own(map=MapSpec(Values(3))), "it is expanded over other values than those of its triggers"),
+        (own(source=Elements("two")), "it is expanded over other values than those of its triggers"),
+        (own(map=MapSpec(Output("two", "k")), upstream=("two",)), "it is expanded over other values"),
+        (own(source=Listed((b"1", b"2" * (48 * 1024 + 1)))), "a value needs 49,153 bytes; the limit is 49,152"),
+    ],
+)
+def test_an_instance_that_cannot_begin_in_its_trigger_is_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(DagMalformed, match=f"task 'one': cannot begin in its trigger: .*{problem}"):
+        check_dag(with_task(**changes))
+
+
+def test_the_values_of_a_mapped_task_are_no_arguments_of_triggers() -> None:
+    over = Output("one", "k")
+    start = msgspec.structs.replace(START, own=OwnArguments(("id",), over))
+    spec = with_task(map=MapSpec(Values(2)))
+    two = TaskSpec("two", "Op", upstream=("one",), map=MapSpec(over), start_trigger=start)
+    with pytest.raises(DagMalformed, match="task 'two': cannot begin in its trigger: it is expanded over 'one', which"):
+        check_dag(msgspec.structs.replace(spec, tasks=(*spec.tasks, two)))
 
 
 def test_a_rule_nobody_knows_does_not_pass_the_wire() -> None:

@@ -89,7 +89,6 @@ def test_only_equal_rules_have_the_same_name() -> None:
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ((), "has 0 rules about signals, not 1..64"),
         (tuple(SignalRule(f"k{number}") for number in range(RULES_MAX + 1)), "has 65 rules"),
         ((SignalRule("k"), SignalRule("k")), "the same rule about a signal twice"),
         ((SignalRule(""),), "the key of a signal '' must have 1..512 characters"),

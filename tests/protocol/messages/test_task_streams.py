@@ -32,6 +32,7 @@ def test_options_within_their_limits_have_no_problem(options: StreamOptions) -> 
         (StreamOptions("batch", seconds=0.0), "more than 0 and at most 315360000, not 0.0"),
         (StreamOptions("batch", seconds=float("nan")), "more than 0 and at most 315360000, not nan"),
         (StreamOptions(count=50, ahead=49), "ahead must be in 50 (the events of a step)..100,000, not 49"),
+        (StreamOptions("each", count=1, elements="each"), "no step handles events that are elements"),
         (StreamOptions(ahead=AHEAD_MAX + 1), "..100,000, not 100,001"),
     ],
 )

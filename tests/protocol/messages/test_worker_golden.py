@@ -11,7 +11,7 @@ from headgate.protocol.link.worker_dialect import (
     WORKER_WIRE,
 )
 from headgate.protocol.messages import worker as work
-from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, StartTrigger, TaskSpec
+from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, SignalSchedule, StartTrigger, TaskSpec
 from headgate.protocol.messages.maps import Batch, Concat, Elements, MapSpec, Output, Product, Values, Worklist, Zip
 from headgate.protocol.messages.queries import (
     CreateRun,
@@ -40,8 +40,9 @@ from headgate.protocol.messages.queries import (
     TaskStates,
     XComPage,
 )
-from headgate.protocol.messages.rules import ClockRule, Rules, SignalRule, TaskRule
+from headgate.protocol.messages.rules import ClockRule, CronRule, Rules, SignalRule, TaskRule
 from headgate.protocol.messages.signals import Predicate, SentSignal, SignalSend, SignalWait, StoredSignal
+from headgate.protocol.messages.start_triggers import Listed, OwnArguments
 from headgate.protocol.messages.steps import (
     Appended,
     Emitted,
@@ -55,10 +56,12 @@ from headgate.protocol.messages.steps import (
 from headgate.protocol.messages.task_streams import Handled, StreamEvent, StreamOptions, StreamPart
 from headgate.protocol.messages.worker import (
     AssetEvent,
+    DecideSignals,
     FileParsed,
     ParseFile,
     RecallSteps,
     RunStep,
+    SignalsDecided,
     Step,
     StepEnded,
     StepLoaded,
@@ -73,7 +76,15 @@ _EMITTED = Emitted(first=6, values=(b"7",))
 _SIGNALS = (SignalSend(key="k", value=b"8", dedup="d", namespace="n", is_of_run=True),)
 _APPENDED = Appended(task_id="t", values=(b"8", b"9"), keys=(None, b"hash"), length_max=10)
 _HANDLED = Handled(event_id=70001, count=3, state=b'{"n":3}')
-_STREAM = StreamOptions(contract="batch", count=50, seconds=2.5, ahead=500, poison="skip")
+_STREAM = StreamOptions(contract="batch", count=50, seconds=2.5, ahead=500, poison="skip", elements="each")
+_RULE = SignalRule(
+    key="k",
+    namespace="n",
+    predicate=Predicate(test="at_least", operand=b"3", path=("a",)),
+    action="STOP",
+    condition="necessary",
+    since="last_run",
+)
 _DAG = DagSpec(
     dag_id="d",
     schedule=CronSchedule(cron="0 3 * * *", timezone="Europe/Berlin"),
@@ -109,6 +120,7 @@ _DAG = DagSpec(
                     since="latest",
                     predicate=Predicate(test="one_of", operand=b"[1]", path=("a", "b")),
                 ),
+                own=OwnArguments(names=("a", "b"), source=Listed(values=(b"1", b"[2]"))),
             ),
             map=MapSpec(
                 source=Product(
@@ -138,20 +150,37 @@ _DAG = DagSpec(
                     ),
                     TaskRule(task_id="s", state="failed", action="RESTART", condition="necessary"),
                     ClockRule(every_s=2.5, action="RESTART", condition="necessary"),
+                    CronRule(cron="5 * * * *", timezone="Europe/Berlin", action="RESTART", condition="necessary"),
                 ),
                 overlap="each",
                 stopped_as="failed",
+                asks=True,
             ),
+            endless=True,
         ),
     ),
     is_paused_upon_creation=True,
     description="words",
     tags=("x",),
+    end_on=(_RULE,),
 )
 # One of each, and of each part that a message can have, every field apart from its default.
 GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     "WorkerHello": WorkerHello(protocol_version=3, pid=4711, headgate_version="0.1.0"),
     "StepLoaded": StepLoaded(token="a"),
+    "DecideSignals": DecideSignals(
+        token="a",
+        task_instance_id=8,
+        file="/dags/d.py",
+        dag_id="d",
+        run_id="r",
+        task_id="t",
+        try_number=2,
+        signals=(StartSignal(key="k", namespace="n", version=5, value=b"1"),),
+    ),
+    "SignalsDecided": SignalsDecided(
+        token="a", actions=("RESTART", "NONE"), error="Error", traceback="Traceback", more=True, is_unloaded=True
+    ),
     "StepSucceeded": StepEnded(
         token="a",
         outcome=StepSucceeded(
@@ -220,6 +249,24 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         traceback="Traceback",
         more=True,
     ),
+    "FileParsedSignals": FileParsed(
+        file="/dag.py",
+        dags=(
+            msgspec.structs.replace(
+                _DAG,
+                schedule=SignalSchedule(
+                    rules=(_RULE,),
+                    contract="batch",
+                    batch_count=10,
+                    batch_seconds=11.5,
+                ),
+                tasks=(),
+            ),
+        ),
+        error="Error",
+        traceback="Traceback",
+        more=True,
+    ),
     "RequestXCom": Request(id=1, query=GetXCom(task_id="t", key="k", map_index=7)),
     "RequestXComs": Request(id=1, query=GetXComs(task_id="t", key="k", after=2, offset=3, limit=4, is_counted=False)),
     "RequestEmission": Request(id=6, query=EmitElements(first=1, values=(b"2",))),
@@ -271,6 +318,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             map_index=8,
             emitted=9,
             map_length=10,
+            is_of_signals=True,
         ),
         is_behind=True,
     ),
@@ -305,6 +353,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         result=StartSignals(
             signals=(StartSignal(key="k", namespace="n", version=4, value=b"5"),),
             previous=(StartSignal(key="k", namespace="n", version=3, value=b"6"),),
+            of_run=(StartSignal(key="k", namespace="n", version=2, value=b"7"),),
         ),
         error="none",
     ),
@@ -315,8 +364,8 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
 def test_the_golden_frames_hold_every_message_and_no_field_of_them_is_at_its_default() -> None:
     kinds = {*WORKER_WIRE.types[Role.WORKER], *WORKER_WIRE.types[Role.SUPERVISOR]}
     assert {type(message) for message in GOLDEN.values()} == kinds
-    # A DAG that has a schedule by assets needs no tasks here: the other one has them.
-    assert fields_at_default(GOLDEN.values()) == [("DagSpec", "tasks")]
+    # DAGs that have a schedule by assets, or by signals, need no tasks here: the other one has them.
+    assert fields_at_default(GOLDEN.values()) == [("DagSpec", "tasks")] * 2
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -22,7 +22,10 @@ BEFORE = str(ScriptDirectory(str(Path(schema.__file__).with_name("migrations")))
 RUNS = 40
 TASKS = 50  # a run
 DEFERRED = 7  # each seventh task is deferred, and waits for a trigger of its own
-NEW_COLUMNS = {"map_index", "map_name", "map_length", "map_made", "active_max"}
+NEW_COLUMNS = {
+    *("map_index", "map_name", "map_length", "map_made", "active_max"),
+    *("is_endless", "moves", "begins_at"),
+}
 DELETED = 3  # of the rows with the highest ids
 
 # ``n`` counts to ``:rows`` on both databases.

@@ -14,8 +14,8 @@ from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec
 from headgate.protocol.messages.queries import ElementRoom
 from headgate.protocol.messages.steps import Emitted
 from headgate.store.errors import SpecUnreadable
+from headgate.store.scheduling.element_verbs import AHEAD_MAX
 from headgate.store.store import Store
-from headgate.store.tasks.elements import AHEAD_MAX
 
 DAY_S = 86_400.0
 # A schedule of a kind that is not known yet.
@@ -152,9 +152,9 @@ def test_the_events_of_its_assets_wait(run: Newer) -> None:
     run.store.claim_triggers(run.epoch, limit=1, queues=QUEUES)
     run.store.store_slice(run.epoch, events=[event_of(trigger_id)])
     run.store_by_newer_version()
-    assert not run.store.scheduling.create_asset_runs(run.epoch).made
+    assert not run.store.scheduling.create_event_runs(run.epoch).made
     run.save(AssetSchedule(("x",), "each"))
-    assert len(run.store.scheduling.create_asset_runs(run.epoch).made) == 1
+    assert len(run.store.scheduling.create_event_runs(run.epoch).made) == 1
 
 
 def test_whoever_asks_for_it_is_told(run: Newer) -> None:

@@ -44,7 +44,7 @@ def definitions(engine: Engine) -> dict[tuple[str, str], Any]:
     if engine.dialect.name == "sqlite":
         # The order of columns and constraints in a CREATE TABLE means nothing, nor do quotes around these names; and
         # a column that was added later stands in the line of the one before, or right before the bracket at the end.
-        comma = re.compile(r",\s*\n|\s?, (?=\w+ (?:BOOLEAN|TEXT|BIGINT|INTEGER|BLOB))")
+        comma = re.compile(r",\s*\n|\s?, (?=\w+ (?:BOOLEAN|TEXT|BIGINT|INTEGER|BLOB|DOUBLE))")
         bracket = re.compile(r"(\n|(?<=NULL)|(?<=TEXT))\)$")
         parts = {key: comma.split(bracket.sub("", sql.strip())) for key, sql in found.items()}
         return {key: sorted(" ".join(part.replace('"', "").split()) for part in value) for key, value in parts.items()}

@@ -16,9 +16,9 @@ from headgate.protocol.messages.maps import available as available_of
 from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.messages.steps import Emitted, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.store.errors import ValueRefused
+from headgate.store.scheduling.element_verbs import AHEAD_MAX
 from headgate.store.store import Store
 from headgate.store.tasks.dispatch import TaskToRun
-from headgate.store.tasks.elements import AHEAD_MAX
 from headgate.store.tasks.outcomes import StepEnd
 
 OF_SOURCE = Elements("source")

@@ -205,6 +205,21 @@ def test_a_whole_task_of_the_group_that_is_cleared_begins_again_a_window_at_a_ti
     assert maps.instances("b") == ["success"] * 4
 
 
+def test_a_task_that_a_user_ended_early_gets_the_rest_of_its_instances_when_the_group_is_cleared(
+    store: Store, query: Query
+) -> None:
+    maps = Grouped(store, query, Values(3), window=1)
+    maps.source_leaves(None)
+    store.tasks.mark_map(maps.run, every_instance("b"), "failed")
+    maps.run_all()
+    assert maps.states() == {"a": "sss", "b": "f"}
+    clear(store, maps.run, "a", "b")
+    maps.plan()
+    maps.run_all()
+    assert maps.states() == {"a": "sss", "b": "sss"}
+    assert (maps.own("a")["state"], maps.own("b")["state"]) == ("success", "success")
+
+
 def test_an_index_far_behind_others_that_wait_is_decided_as_well(
     store: Store, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:

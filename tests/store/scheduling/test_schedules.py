@@ -46,7 +46,7 @@ class World:
 
     def of_assets(self) -> list[str]:
         made: list[str] = []
-        while new := self.store.scheduling.create_asset_runs(self.epoch).made:
+        while new := self.store.scheduling.create_event_runs(self.epoch).made:
             made += [run_id for _, run_id in new]
         return made
 
@@ -303,8 +303,8 @@ def test_more_events_than_may_wait_are_dropped_and_counted(world: World, monkeyp
     (x,) = world.watch("x")
     world.store.tasks.set_paused("d", is_paused=True)
     world.fire(x, 8)
-    assert world.store.scheduling.create_asset_runs(world.epoch).dropped == {"d": 3}
-    assert world.store.scheduling.create_asset_runs(world.epoch).dropped == {}
+    assert world.store.scheduling.create_event_runs(world.epoch).dropped == {"d": 3}
+    assert world.store.scheduling.create_event_runs(world.epoch).dropped == {}
     assert [row["dropped"] for row in world.query("SELECT dropped FROM asset_subscription")] == [3]
     world.store.tasks.set_paused("d", is_paused=False)
     assert [world.events_of(run_id) for run_id in world.of_assets()] == [[4], [5], [6], [7], [8]]
@@ -347,10 +347,10 @@ def test_two_schedulers_give_each_event_one_run(postgres_url: str, secrets: Any)
                 if number == 0:
                     store.store_slice(world.epoch, events=[event_of(x, index, index=index)])
                 else:
-                    made.extend(store.scheduling.create_asset_runs(world.epoch, limit=3).made)
+                    made.extend(store.scheduling.create_event_runs(world.epoch, limit=3).made)
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(work, range(3)))
-    while new := world.store.scheduling.create_asset_runs(world.epoch).made:
+    while new := world.store.scheduling.create_event_runs(world.epoch).made:
         made += new
     assert len(made) == len(set(made)) == 30

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.store.harness import Clock, Query
 from tests.store.signals.rules_harness import GO, PLAIN, Jobs, ruled
 from tests.supervisor.tasks_harness import S, clear
 
-from headgate.protocol.messages.rules import ClockRule
+from headgate.protocol.messages.rules import ClockRule, CronRule
 from headgate.store.ids import DagRunId
 from headgate.store.store import Store
 
@@ -92,3 +92,32 @@ def test_a_run_that_is_to_end_starts_it_no_more(store: Store, query: Query, cloc
     jobs.settle()
     jobs.end(task)
     assert (jobs.state(), jobs.run_state()) == (S.SUCCESS, "success")
+
+
+def test_a_cron_expression_starts_it_at_its_times_alone(store: Store, query: Query, clock: Clock) -> None:
+    clock.now = datetime(2026, 3, 28, 12, tzinfo=UTC)  # the next night a summer begins in Berlin
+    jobs = Jobs(store, query, ruled(CronRule("30 4 * * *", "Europe/Berlin")), ruled(GO, name="other"))
+    assert jobs.state() is S.NONE
+    for moment in (datetime(2026, 3, 29, 2, 30, tzinfo=UTC), datetime(2026, 3, 30, 2, 30, tzinfo=UTC)):
+        clock.now = moment - timedelta(seconds=1)
+        assert (store.scheduling.tick(jobs.tasks.epoch), due_in_s(jobs)) == (0, 1.0)
+        clock.now = moment
+        assert store.scheduling.tick(jobs.tasks.epoch) == 1
+        jobs.settle()
+        assert jobs.signals()[0] == [("every", moment)]
+        jobs.end(jobs.dispatch())
+    clock.now = datetime(2026, 4, 5, 12, tzinfo=UTC)
+    assert (store.scheduling.tick(jobs.tasks.epoch), store.scheduling.tick(jobs.tasks.epoch)) == (1, 0)
+    jobs.settle()
+    assert due_in_s(jobs) == timedelta(hours=14, minutes=30).total_seconds(), "what was missed is one"
+
+
+def test_a_cron_expression_goes_on_with_a_run_that_goes_on(store: Store, query: Query, clock: Clock) -> None:
+    clock.now = datetime(2026, 11, 1, 12, tzinfo=UTC)
+    jobs = Jobs(store, query, ruled(CronRule("0 * * * *")), PLAIN)
+    jobs.end_plain()
+    assert (jobs.run_state(), due_in_s(jobs)) == ("success", None)
+    clock.advance(90.0)
+    clear(store, jobs.tasks.run, "plain")
+    jobs.settle()
+    assert due_in_s(jobs) == 3600 - 90.0

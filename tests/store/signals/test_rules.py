@@ -11,7 +11,7 @@ from tests.store.signals.rules_harness import GO, HALT, PLAIN, Jobs, ruled
 from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import WAIT, S
 
-from headgate.protocol.messages.dags import StartTrigger
+from headgate.protocol.messages.dags import StartTrigger, TaskSpec
 from headgate.protocol.messages.rules import SignalRule, StoppedAs, TaskRule
 from headgate.protocol.messages.signals import SIGNAL_TRIGGER, Predicate, SignalWait
 from headgate.store.ids import DagRunId
@@ -289,6 +289,18 @@ def test_each_start_needs_newer_versions_of_all_necessary_signals(store: Store, 
     assert jobs.state() is S.SUCCESS
     jobs.send("labels")
     assert jobs.state() is S.SCHEDULED
+
+
+def test_a_stop_takes_back_no_necessary_signal_that_was_sent_after_it(store: Store, query: Query) -> None:
+    rest = TaskSpec("rest", "Op")  # which holds the run open
+    jobs = Jobs(store, query, PLAIN, ruled(MODEL, LABELS, HALT, upstream=("plain",)), rest)
+    store.signals.send([new("model", 1), new("halt"), new("labels", 2)])
+    jobs.settle()
+    assert jobs.state() is S.SKIPPED
+    jobs.end_plain()
+    assert jobs.state() is S.SKIPPED, "the stop has taken back the first"
+    jobs.send("model", 3)
+    assert jobs.signals()[0] == [("model", 3), ("labels", 2)]
 
 
 def test_a_task_of_necessary_signals_ends_with_what_is_upstream_of_it(store: Store, query: Query) -> None:

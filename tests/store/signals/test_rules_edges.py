@@ -11,7 +11,7 @@ from tests.supervisor.tasks_harness import S, clear
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.rules import SignalRule, TaskRule
 from headgate.store.ids import DagRunId
-from headgate.store.scheduling import planning
+from headgate.store.scheduling import considering, planning
 from headgate.store.store import Store
 
 BELOW = TaskSpec("below", "Op", upstream=("plain",))
@@ -116,15 +116,17 @@ def test_a_signal_counts_that_is_sent_before_a_run_that_goes_on_was_looked_at(jo
 # --- the order of signals -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_one_call", [False, True])
 @pytest.mark.parametrize(("first", "last", "state"), [("go", "halt", S.SKIPPED), ("halt", "go", S.SCHEDULED)])
 def test_signals_of_one_moment_act_in_the_order_in_which_they_were_sent(
-    open_store: OpenStore, query: Query, first: str, last: str, state: S
+    open_store: OpenStore, query: Query, first: str, last: str, state: S, *, is_one_call: bool
 ) -> None:
     """SQLite's clock has milliseconds."""
     jobs = Jobs(open_store(clock=Clock()), query, ruled(GO, HALT), PLAIN)
     jobs.send(first)
-    for key in (first, last):
-        jobs.store.signals.send([new(key)])
+    sent = [new(first), new(last)]
+    for some in [sent] if is_one_call else [[one] for one in sent]:
+        jobs.store.signals.send(some)
     jobs.settle()
     assert jobs.state() is state
 
@@ -167,3 +169,66 @@ def test_rules_whose_dag_file_changes_the_overlap_follow_it(store: Store, query:
         started += jobs.signals()[0]
         jobs.end(jobs.dispatch())
     assert started == [("go", 1), ("go", 2), ("go", 3)]
+
+
+@pytest.mark.parametrize("is_by_hand", [True, False])
+def test_a_rule_that_was_not_held_against_all_still_is_when_its_task_has_started(
+    store: Store, query: Query, is_by_hand: bool
+) -> None:
+    # More than a page was sent before the rule was made, so that its key is not marked for it.
+    jobs = Jobs(store, query, ruled(GO), PLAIN)
+    jobs.send("late", *range(1, considering.PAGE_VERSIONS_MAX + 4))
+    late = ruled(GO, SignalRule("late"))
+    jobs.store.tasks.save_file(jobs.tasks.epoch, "etl.py", [DagSpec("etl", tasks=(late, PLAIN))])
+    if is_by_hand:
+        store.signals.ask(jobs.id(), "START")  # in the transaction that makes the rule
+    jobs.settle()
+    assert jobs.state() is S.SCHEDULED
+    assert jobs.signals()[0] == [("late", considering.PAGE_VERSIONS_MAX + 3)]
+    for task in jobs.tasks.dispatch():
+        jobs.end(task)
+    assert jobs.state() is S.SUCCESS
+    assert jobs.run_state() == "success", "nothing is left that was not considered"
+
+
+# --- what is decided about rare cases ------------------------------------------------------------
+
+
+def test_a_start_that_is_ignored_is_forgotten_without_what_is_necessary(store: Store, query: Query) -> None:
+    needed = [SignalRule(key, condition="necessary") for key in ("one", "two")]
+    jobs = Jobs(store, query, ruled(GO, *needed, overlap="ignore"), PLAIN)
+    jobs.send("go", 1)
+    task = jobs.dispatch()
+    jobs.send("one", "kept")
+    jobs.send("go", 2)
+    jobs.end(task)
+    assert jobs.state() is S.SUCCESS, "the start is forgotten"
+    jobs.send("two", "and this")
+    assert jobs.signals()[0] == [("one", "kept"), ("two", "and this")]
+    task = jobs.dispatch()
+    jobs.send("one", "while it runs")
+    jobs.send("two", "while it runs")
+    jobs.end(task)
+    assert jobs.state() is S.SUCCESS, "both together have asked for a start, which is forgotten"
+
+
+@pytest.mark.parametrize(
+    ("rules", "state"),
+    [((GO, SignalRule("go", action="STOP")), S.SKIPPED), ((SignalRule("go", action="STOP"), GO), S.SCHEDULED)],
+)
+def test_a_signal_that_meets_several_rules_acts_by_them_in_their_order(
+    store: Store, query: Query, rules: tuple[SignalRule, ...], state: S
+) -> None:
+    jobs = Jobs(store, query, ruled(*rules), PLAIN)
+    jobs.send("go", 1)
+    assert jobs.state() is state
+
+
+def test_a_clear_takes_back_that_a_run_is_to_end(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO), PLAIN)
+    jobs.dispatch("plain")
+    assert store.signals.end_run(DagRunId(jobs.tasks.run))
+    assert clear(store, jobs.tasks.run, "plain")
+    jobs.send("go", 1)
+    assert jobs.state() is S.SCHEDULED
+    assert jobs.run_state() == "running"

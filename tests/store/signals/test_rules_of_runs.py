@@ -160,6 +160,20 @@ def test_a_key_is_not_forgotten_while_a_rule_of_a_run_is_about_it(jobs: Jobs) ->
     assert (waiting.task_id, waiting.has_rule, waiting.seen_version) == ("job", True, 1)
 
 
+def test_a_run_that_goes_on_takes_what_is_sent_from_then_on_when_its_key_was_forgotten(jobs: Jobs) -> None:
+    jobs.send("go", 1, 2)
+    for task in jobs.tasks.dispatch():
+        jobs.end(task)
+    assert jobs.run_state() == "success"
+    assert jobs.store.signals.forget("go") == 2
+    jobs.send("go", 3)
+    clear(jobs.store, jobs.tasks.run, "plain")
+    jobs.settle()
+    assert (jobs.state(), jobs.run_state()) == (S.SUCCESS, "running"), "it was sent while the run had ended"
+    jobs.send("go", 4)
+    assert (jobs.state(), jobs.signals()) == (S.SCHEDULED, ([("go", 4)], [("go", 2)]))
+
+
 # --- by hand ------------------------------------------------------------------------------------
 
 

@@ -13,12 +13,16 @@ from headgate.protocol.messages.steps import StepFailed, StepHandled
 from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.protocol.values import decode_value
 from headgate.store.store import Store
+from headgate.store.tasks.outcomes import WorkerLost
 
 S = TaskState
 SKIP = StreamOptions(poison="skip")
 
 
-def work(tasks: Streams, poison: Any) -> list[list[Any]]:
+FAILED = StepFailed("cannot take it", "Traceback")
+
+
+def work(tasks: Streams, poison: Any, how: StepFailed | WorkerLost = FAILED) -> list[list[Any]]:
     """Handle what waits as a worker does that fails on one payload, over all tries; return what each step got."""
     steps: list[list[Any]] = []
     while tasks.state() in (S.SCHEDULED, S.UP_FOR_RETRY):
@@ -30,7 +34,7 @@ def work(tasks: Streams, poison: Any) -> list[list[Any]]:
         task, part = tasks.take()
         steps.append(payloads(part))
         if poison in steps[-1]:
-            tasks.end(task.token, StepFailed("cannot take it", "Traceback"), part)
+            tasks.end(task.token, how, part)
         else:
             tasks.end(task.token, StepHandled(handled(part, last=steps[-1][-1])))
     return steps
@@ -50,6 +54,15 @@ def test_poison_is_found_one_by_one_and_passed_over(store: Store, query: Query, 
     assert letter["reason"] == "the task a of run r1 of etl could not handle it: cannot take it"
     tasks.fire(5, 6)
     assert work(tasks, "bad") == [[5, 6]], "several at once again"
+
+
+def test_an_endless_task_passes_over_what_ends_its_workers(store: Store, query: Query) -> None:
+    tasks = Streams(store, query, retries=0, endless=True)
+    tasks.stream_it(stream_wait(SKIP))
+    tasks.fire(1, "bad", 3)
+    assert work(tasks, "bad", WorkerLost("killed by SIGSEGV")) == [[1, "bad", 3], [1], ["bad"], [3]]
+    (letter,) = query("SELECT * FROM dead_letter")
+    assert decode_value(bytes(letter["payload"])) == "bad"
 
 
 def test_poison_at_the_beginning_leaves_what_the_handler_begins_with(store: Store, query: Query) -> None:

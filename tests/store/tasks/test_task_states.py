@@ -17,8 +17,8 @@ from headgate.store.tasks import deferral, task_rows, user_actions
 
 S = TaskState
 
-# Streams: `tests.store.tasks.test_task_streams`; maps: `tests.store.scheduling.test_expansion`.
-ELSEWHERE = ("stream_", "expanded", "unexpandable", "map_")
+# Streams: `test_task_streams`; maps: `tests.store.scheduling.test_expansion`; endless tasks: `tests.store.signals`.
+ELSEWHERE = ("stream_", "expanded", "unexpandable", "map_", "moved")
 ROWS = [(row, state) for row in TRANSITIONS for state in sorted(row.from_) if not row.event.startswith(ELSEWHERE)]
 FRESH_ONLY = {"scheduled", "upstream_failed", "upstream_skipped", "started_in_trigger"}  # never after a deferral
 TO_RETRY = {"failed_to_retry", "ended_to_retry", "worker_lost_to_retry", "adopted_to_retry"}

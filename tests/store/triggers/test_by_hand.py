@@ -272,7 +272,7 @@ def test_an_event_put_by_hand_has_a_run_made_for_it_like_any_other(store: Store)
     spec = DagSpec("d", AssetSchedule(("orders",), "each"), tasks=(TaskSpec("a", "Op"),))
     store.tasks.save_file(epoch, "d.py", [spec])
     put_id = store.put_event("orders", b'{"order":1}', key="1")
-    (made,) = store.scheduling.create_asset_runs(epoch).made
+    (made,) = store.scheduling.create_event_runs(epoch).made
     assert made[0] == "d"
     (row,) = store.inspect.events()
     assert (row.id, row.watcher, row.key, row.payload) == (put_id, "orders", "1", b'{"order":1}')

@@ -11,6 +11,7 @@ import structlog.testing
 from tests.supervisor.executors.workers_harness import Author, Parser, closing
 
 from headgate.supervisor.executors import file_parser as parsing
+from headgate.supervisor.executors import single
 
 GOOD = "with DAG('d'):\n    PythonOperator(task_id='t', python_callable=wait_for_ever)\n"
 
@@ -78,7 +79,7 @@ def test_of_a_noisy_file_only_so_much_is_passed_on_and_what_is_left_out_is_count
     with structlog.testing.capture_logs() as logs:
         assert parser.parse(author.write(noisy + GOOD)).dags
     passed_on = len(parser.records) + len(parser.output)
-    assert 100 < passed_on < parsing.OUTPUT_CHARS_MAX / 99
+    assert 100 < passed_on < single.OUTPUT_CHARS_MAX / 99
     (note,) = [record for record in logs if record["event"] == "output of a DAG file was left out"]
     assert note["lines"] + passed_on == 6000
     assert parser.parse(author.write("print('heard again')\n" + GOOD)).dags

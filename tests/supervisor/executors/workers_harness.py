@@ -16,6 +16,7 @@ from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.worker import FileParsed, Step, StepEnded, WorkerSettings
 from headgate.supervisor.children.process import ChildProcess, scrub, start_worker
 from headgate.supervisor.executors.base import ExecutorEvent, StepLost, StepQuery, StepReturned
+from headgate.supervisor.executors.deciders import Deciders
 from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
 
@@ -103,7 +104,7 @@ class Loop:
         self.selector = selectors.DefaultSelector()
         self.records: list[tuple[Any, dict[str, Any]]] = []
         self.output: list[tuple[Any, str]] = []
-        self.parts: list[LocalExecutor | FileParser] = []
+        self.parts: list[LocalExecutor | FileParser | Deciders] = []
         self.events: list[Any] = []
         self.spawned = 0
 

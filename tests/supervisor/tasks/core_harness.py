@@ -21,10 +21,12 @@ from headgate.store.ids import Epoch, TryName
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepReturned
+from headgate.supervisor.executors.deciders import Deciders
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.queries import QueryHandler
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
 from headgate.supervisor.tasks.dag_files import DagFiles
+from headgate.supervisor.tasks.decisions import Decisions
 from headgate.supervisor.tasks.scheduler import Scheduler, SchedulerStep
 
 DEFER = StepDeferred("a.Trigger", encode_value({}, where="k"), "resume", encode_value({"n": 1}, where="k"))
@@ -35,6 +37,7 @@ class FakeExecutor:
 
     def __init__(self, room: int) -> None:
         self.workers = room
+        self.endless = 0  # room for steps of endless tasks
         self.behind: list[Room] = []  # what busy workers may be given
         self.expected: dict[str, float | None] = {}  # by token
         self.steps: dict[str, Step] = {}
@@ -49,8 +52,11 @@ class FakeExecutor:
     def rooms(self) -> list[Room]:
         return self.behind
 
-    def submit(self, step: Step, expected_s: float | None = None) -> None:
-        assert self.room() > 0 or self.behind or expected_s is not None
+    def endless_room(self) -> int:
+        return self.endless
+
+    def submit(self, step: Step, expected_s: float | None = None, *, is_endless: bool = False) -> None:
+        assert self.room() > 0 or self.behind or expected_s is not None or is_endless
         self.steps[step.token] = step
         self.expected[step.token] = expected_s
 
@@ -124,6 +130,11 @@ class Answers:
         return EncodedValue(b"1")
 
 
+def no_decisions() -> Decisions:
+    """Decisions about signals, of which none is asked for."""
+    return Decisions(cast(Any, None), Deciders(cast(Any, None)), cast(Any, None))
+
+
 class NoFiles(DagFiles):
     """A folder without DAG files."""
 
@@ -180,6 +191,7 @@ class Scene:
             self.scheduler,
             answers or Answers(),
             NoFiles(),
+            no_decisions(),
             self.logs,
             queues=QUEUES,
             times=TaskTimes(),

@@ -331,7 +331,7 @@ def test_no_event_is_to_blame_for_a_step_that_a_shutdown_has_ended(
     stored: list[StepEnd] = []
     verb = scene.tasks.store.tasks.store_ends
 
-    def store_ends(epoch: Epoch, ends: Sequence[StepEnd]) -> list[Any]:
+    def store_ends(epoch: Epoch, ends: Sequence[StepEnd], **more: Any) -> list[Any]:
         stored.extend(ends)
         return verb(epoch, ends)
 

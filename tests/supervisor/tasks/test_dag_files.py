@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,9 +39,9 @@ class TextParser(FileParser):
         else:
             self._events.append(FileParsed(file, (DagSpec(text, tasks=(TaskSpec("a", "Op"),)),)))
 
-    def events(self, now: float) -> Sequence[FileParsed]:
+    def events(self, now: float) -> list[FileParsed]:
         if self.is_busy:
-            return ()
+            return []
         events, self._events = self._events, []
         return events
 

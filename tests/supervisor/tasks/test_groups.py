@@ -12,7 +12,7 @@ from tests.supervisor.tasks_harness import S, task_states
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX
-from headgate.protocol.messages.queries import GetXCom
+from headgate.protocol.messages.queries import CreateRun, GetXCom, GetXComs
 from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.store.store import Store
 from headgate.supervisor.executors.base import StepQuery
@@ -109,6 +109,29 @@ def test_a_query_is_answered_after_what_came_before_it_is_stored(scene: Scene) -
     scene.step(1.0)
     assert [token for token, _ in scene.executor.answers] == [last]
     assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS)
+
+
+def test_queries_for_values_do_not_part_what_is_stored_together(scene: Scene, commits: Callable[[], int]) -> None:
+    tokens = [token for token, _ in sorted(scene.executor.steps.items(), key=lambda item: item[1].task_id)]
+    *ending, asking = tokens
+    for number, token in enumerate(ending):
+        scene.executor.finish(StepSucceeded(), token)
+        scene.executor.pending.append(StepQuery(asking, number, GetXComs("a", "k")))
+    scene.step(1.0)
+    assert commits() == 1
+    assert [answer.id for _, answer in scene.executor.answers] == list(range(len(ending)))
+    assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS) | {"h": S.RUNNING}
+    assert not scene.core._inbox
+
+
+def test_a_query_that_writes_keeps_its_place_among_outcomes(scene: Scene, commits: Callable[[], int]) -> None:
+    first, last = [next(t for t, step in scene.executor.steps.items() if step.task_id == name) for name in "ah"]
+    scene.executor.finish(StepSucceeded(), first)
+    scene.executor.pending.append(StepQuery(last, 1, CreateRun("etl", "other")))
+    finish(scene)
+    scene.step(1.0)
+    assert commits() == 2
+    assert [token for token, _ in scene.executor.answers] == [last]
 
 
 def test_a_slow_database_gets_smaller_groups(store: Store, query: Query) -> None:

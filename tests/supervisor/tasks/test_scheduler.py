@@ -12,7 +12,8 @@ from tests.store.harness import Clock, OpenStore, Query
 from tests.store.scheduling.test_planning import Planned, chain
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, task_states
 
-from headgate.protocol.messages.dags import CronSchedule, DagSpec, TaskSpec
+from headgate.protocol.messages.dags import CronSchedule, DagSpec, SignalSchedule, TaskSpec
+from headgate.protocol.messages.rules import Rules, SignalRule
 from headgate.store.errors import DatabaseAway, LeaseLost
 from headgate.store.ids import Epoch
 from headgate.supervisor.backoff import DatabaseRetry
@@ -131,7 +132,22 @@ def test_a_deferral_times_out(driven: Driven) -> None:
     assert run.state() is S.SCHEDULED
 
 
-def test_while_nothing_happens_one_statement_is_asked_now_and_then(driven: Driven) -> None:
+@pytest.mark.parametrize("rules", [0, 1000])
+def test_while_nothing_happens_one_statement_is_asked_now_and_then(driven: Driven, rules: int) -> None:
+    """However many rules about signals are open."""
+    keys = [Rules(tuple(SignalRule(f"{task} {number}") for number in range(50))) for task in range(rules // 50)]
+    tasks = tuple(TaskSpec(f"t{number}", "Op", signals=of_task) for number, of_task in enumerate(keys))
+    store = driven.run.store
+    ruled = DagSpec(
+        "ruled", SignalSchedule((SignalRule("starts"),)), tasks=tasks, end_on=(SignalRule("end", action="STOP"),)
+    )
+    store.tasks.save_file(driven.run.epoch, "ruled.py", [ruled] if rules else [])
+    if rules:
+        store.tasks.create_run("ruled", "r")
+        driven.scheduler.notify()
+    driven.settle()
+    assert len(driven.run.query("SELECT id FROM signal_wait WHERE NOT is_fresh")) == (rules + 2 if rules else 0)
+    driven.advance(ASK_INTERVAL_S)
     driven.settle()
     statements: list[str] = []
     connection = driven.run.store.database._connection

@@ -19,12 +19,14 @@ from headgate.tasks import (
     HttpSensor,
     PythonOperator,
     ShortCircuitOperator,
+    SignalSensor,
     StartTriggerArgs,
+    TriggerOperator,
     XComArg,
     task,
+    task_group,
+    worklist,
 )
-
-START = StartTriggerArgs(trigger_cls="a.B", next_method="execute")
 
 
 @task
@@ -74,8 +76,29 @@ class Fixed(FileSensor):
 
 
 class Begins(BaseOperator):
+    """Its constructor makes its start trigger."""
+
     start_from_trigger = True
-    start_trigger_args = START
+
+    def __init__(self, *, x: Any, y: Any = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.start_trigger_args = StartTriggerArgs(
+            trigger_cls="a.B", next_method="go_on", trigger_kwargs={"x": x, "y": y}
+        )
+
+    def go_on(self, context: Any, event: Any) -> None:
+        """Resume."""
+
+
+class Changes(Begins):
+    """Its constructor does more with an argument than to pass it on."""
+
+    def __init__(self, *, x: Any, change: Callable[[Any], Any], **options: Any) -> None:
+        super().__init__(x=change(x), **options)
+
+
+def begins(**shared: Any) -> Any:
+    return Begins.partial(task_id="f", **shared)
 
 
 def wait(**shared: Any) -> Any:
@@ -149,10 +172,22 @@ def wait(**shared: Any) -> Any:
             "a BranchPythonOperator cannot be mapped",
         ),
         (
-            lambda: wait(day="a", start_from_trigger=True).expand(filepath=["a"]),
-            "a mapped task cannot begin in its trigger, because it has arguments of its own there",
+            lambda: TriggerOperator.partial(task_id="f", trigger_cls="a.B").expand(trigger_kwargs=[{}]),
+            "is mapped, and cannot emit elements",
         ),
-        (lambda: Begins.partial(task_id="f").expand(x=["a"]), "a mapped task cannot begin in its trigger"),
+        # instances that begin in their triggers, over values that only a worker has
+        (lambda: begins().expand(x=source().map(str)), "because it is expanded over MappedValues: without a worker"),
+        (lambda: begins().expand(x=source().filter(str)), "because it is expanded over MappedValues: without a worker"),
+        (lambda: begins().expand(x=source().zip([1])), "because it is expanded over Zipped: without a worker"),
+        (lambda: begins().expand(x=source().batch(2)), "because it is expanded over Batched: without a worker"),
+        (lambda: begins().expand(x=worklist([1])), "cannot begin in its trigger, because it is expanded over Worklist"),
+        (lambda: begins().expand(x=[1, source()]), "because it is expanded over a list with outputs of tasks"),
+        (lambda: begins().expand(x=[1], y=[2]), "because it is expanded over 2 parameters"),
+        (lambda: begins().expand_kwargs(source()), "because it is expanded by expand_kwargs(): without a worker, a va"),
+        (
+            lambda: begins().expand(x=needs.override(task_id="each").partial(y=1).expand(x=[1])),
+            "cannot begin in its trigger, because it is expanded over the mapped task 'each'",
+        ),
         (lambda: task(late).override(task_id="f").expand(x=[1]), "python_callable must not be async"),
         (lambda: task(late).override(task_id="f").expand_kwargs(source()), "python_callable must not be async"),
         (lambda: task(late_items).override(task_id="f").expand_kwargs(source()), "python_callable must not be async"),
@@ -199,6 +234,55 @@ def test_a_mapped_task_that_cannot_be_is_refused_at_the_authors_line(make: Calla
     assert "<lambda>" in [entry.name for entry in caught.traceback], "where it is made, and not at the end of the DAG"
     assert re.match(r"DAG 'd', task 'f': ", str(caught.value))
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda x: f"to {x}", "TypeError: <the value of 'x'> is not known before its step"),
+        (lambda x: x or 1, "TypeError: <the value of 'x'> is not known before its step"),
+        (lambda x: 1 if x == 2 else 3, "TypeError: <the value of 'x'> is not known before its step"),
+        (lambda x: {1: 2}[x], "TypeError: <the value of 'x'> is not known before its step"),
+        (lambda x: x["id"], "TypeError: 'LaterValue' object is not subscriptable"),
+        (lambda x: [x], "start_trigger_args.trigger_kwargs['x'][0] is a "),
+    ],
+)
+def test_a_trigger_that_only_a_worker_can_make_is_refused(change: Callable[[Any], Any], problem: str) -> None:
+    with pytest.raises(DagMalformed) as caught, DAG("d"):
+        Changes.partial(task_id="f", change=change).expand(x=[1])
+    assert str(caught.value).startswith(f"DAG 'd', task 'f': cannot begin in its trigger: {problem}")
+    assert "Changes is made with 'x' left open, and can only pass it on to its trigger as it is" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: begins(y=source()).expand(x=[1]), "trigger_kwargs['y'] is a "),
+        (lambda: begins().expand(x=[1, print]), "ValueNotSerializable: value 1 is a builtin_function"),
+        (lambda: begins().expand(x=["x" * 50_000]), "ValueTooLong: value 0 "),
+        (lambda: wait(day="a", start_from_trigger=True).expand(filepath=["a"]), "filepath: expected str, bytes or os."),
+        (lambda: wait(filepath="a", start_from_trigger=True).expand(day=["a"]), "start_from_trigger needs start_tri"),
+        (lambda: SignalSensor.partial(task_id="f").expand(key=["a"]), "the key must be a str, not <the value of 'key'"),
+        (
+            lambda: SignalSensor.partial(task_id="f", key="a").expand(soft_fail=[True]),
+            "it is mapped, and its instances cannot wait for a signal without a worker",
+        ),
+    ],
+)
+def test_an_instance_whose_trigger_cannot_be_made_is_refused(make: Callable[[], Any], problem: str) -> None:
+    with pytest.raises(DagMalformed) as caught, DAG("d"):
+        make()
+    assert str(caught.value).startswith("DAG 'd', task 'f': cannot begin in its trigger: ")
+    assert problem in str(caught.value)
+
+
+def test_a_task_of_a_mapped_group_does_not_begin_in_its_trigger() -> None:
+    @task_group
+    def group(x: Any) -> None:
+        Begins(task_id="a", x=1)
+
+    with pytest.raises(DagMalformed, match=r"task 'group\.a': cannot begin in its trigger: it is in the"), DAG("d"):
+        group.expand(x=[1])
 
 
 @pytest.mark.parametrize(

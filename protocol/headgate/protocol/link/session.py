@@ -42,6 +42,7 @@ class State(enum.Enum):
     IDLE = "IDLE"  # of a worker
     RUNNING = "RUNNING"
     PARSING = "PARSING"
+    DECIDING = "DECIDING"
     CLOSED = "CLOSED"
 
 

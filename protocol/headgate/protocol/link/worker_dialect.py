@@ -16,6 +16,11 @@
                IDLE --------------------> PARSING --------------------> IDLE
                                            |  ^  worker: FileParsed with more
                                            +--+
+
+                supervisor: DecideSignals        worker: SignalsDecided, the last one
+               IDLE --------------------> DECIDING --------------------> IDLE
+                                           |  ^  worker: SignalsDecided with more
+                                           +--+
     any state -- either side: Closed --> CLOSED
 
 In addition to the table, a message must fit the messages before it:
@@ -26,6 +31,8 @@ In addition to the table, a message must fit the messages before it:
 - `StepsReturned` answers the oldest `RecallSteps` without an answer, and carries only tokens that this one has, of
   steps that the worker has. At most `RECALLS_OPEN_MAX` are open. All steps may have ended when `RecallSteps` arrives.
 - At most `FILE_PIECES_MAX` messages `FileParsed` are sent for one file.
+- `SignalsDecided` carries the token of the last `DecideSignals`, and all of them together no more actions than that has
+  signals, which are `DECIDED_MAX` at most.
 - The `Request` of a worker carries a query that a task may send. The ids increase, so that none is used twice, and at
   most `REQUESTS_OPEN_MAX` requests are open.
 - `Response` carries the id of an open request. The end of a step closes its requests; a response that was on its way
@@ -45,11 +52,14 @@ from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.queries import Query, Request, Response
 from headgate.protocol.messages.worker import (
     BUNDLE_MAX,
+    DECIDED_MAX,
+    DecideSignals,
     FileParsed,
     FromWorker,
     ParseFile,
     RecallSteps,
     RunStep,
+    SignalsDecided,
     StepEnded,
     StepLoaded,
     StepsReturned,
@@ -64,8 +74,8 @@ RECALLS_OPEN_MAX = BUNDLE_MAX  # a step is recalled once
 
 WORKER_WIRE: Final = Wire(
     {
-        Role.WORKER: (WorkerHello, StepLoaded, StepEnded, StepsReturned, FileParsed, Request),
-        Role.SUPERVISOR: (WorkerWelcome, RunStep, RecallSteps, ParseFile, Response),
+        Role.WORKER: (WorkerHello, StepLoaded, StepEnded, StepsReturned, FileParsed, SignalsDecided, Request),
+        Role.SUPERVISOR: (WorkerWelcome, RunStep, RecallSteps, ParseFile, DecideSignals, Response),
     }
 )
 
@@ -84,6 +94,7 @@ TRANSITIONS: Final[Transitions] = {
     State.IDLE: {
         (Role.SUPERVISOR, RunStep): State.RUNNING,
         (Role.SUPERVISOR, ParseFile): State.PARSING,
+        (Role.SUPERVISOR, DecideSignals): State.DECIDING,
         (Role.SUPERVISOR, Response): State.IDLE,  # to a request of a step that has just ended
         (Role.SUPERVISOR, RecallSteps): State.IDLE,  # of steps that have just ended
         (Role.WORKER, StepsReturned): State.IDLE,
@@ -101,6 +112,10 @@ TRANSITIONS: Final[Transitions] = {
     },
     State.PARSING: {
         (Role.WORKER, FileParsed): State.IDLE,
+        **_CLOSING,
+    },
+    State.DECIDING: {
+        (Role.WORKER, SignalsDecided): State.IDLE,
         **_CLOSING,
     },
     State.CLOSED: {
@@ -123,6 +138,8 @@ class WorkerDialect(Dialect[FromWorker, ToWorker]):
         self._recalls: deque[frozenset[str]] = deque()  # that are open
         self._file = ""
         self._pieces = 0  # of the file, so far
+        self._asked = ""  # the token of the last `DecideSignals`
+        self._undecided = 0  # of its signals
         self._last_id = 0
         self._open: set[int] = set()
         # Requests of steps that have ended, with the number of steps given by then; known to the worker alone.
@@ -152,6 +169,12 @@ class WorkerDialect(Dialect[FromWorker, ToWorker]):
                 return f"its file is {message.file!r:.300}, and {self._file!r:.300} is being parsed"
             case FileParsed() if message.more and self._pieces >= FILE_PIECES_MAX - 1:
                 return f"it is number {self._pieces + 1} for one file and has more; the limit is {FILE_PIECES_MAX}"
+            case DecideSignals() if not 0 < len(message.signals) <= DECIDED_MAX:
+                return f"it has {len(message.signals)} signals, not 1..{DECIDED_MAX}"
+            case SignalsDecided() if message.token != self._asked:
+                return f"its token is {message.token!r:.100}, and {self._asked!r:.100} is to be decided"
+            case SignalsDecided() if len(message.actions) > self._undecided:
+                return f"it has {len(message.actions)} decisions, and {self._undecided} signals are undecided"
             case Request():
                 return self._request_problem(message)
             case Response() if message.id not in self._open and message.id not in self._late:
@@ -208,6 +231,12 @@ class WorkerDialect(Dialect[FromWorker, ToWorker]):
                 self._late.clear()
             case FileParsed():
                 self._pieces += 1
+            case DecideSignals():
+                self._asked = message.token
+                self._undecided = len(message.signals)
+                self._late.clear()
+            case SignalsDecided():
+                self._undecided -= len(message.actions)
             case Request():
                 self._last_id = message.id
                 self._open.add(message.id)

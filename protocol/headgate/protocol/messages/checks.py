@@ -1,4 +1,4 @@
-"""The question whether a trigger can be constructed, and its answer: for a process that is started for one question.
+"""Questions about a trigger, and their answers: for a process that is started for one question.
 
 ::
 
@@ -6,6 +6,8 @@
     -------                               ----------------
     CheckTrigger              ------>
                               <------     TriggerChecked
+    or CheckBroker            ------>
+                              <------     BrokerChecked
                               (ends)
 
 Both are msgpack, one struct up to the end of the stream.
@@ -18,7 +20,7 @@ from headgate.protocol.messages import WireStruct
 CHECK_ANSWER_BYTES_MAX = 256 * 1024  # of a `TriggerChecked`; its texts have at most `ERROR_CHARS_MAX` characters
 
 
-class CheckTrigger(WireStruct, frozen=True):
+class CheckTrigger(WireStruct, frozen=True, tag=True):
     """Command to checking process: can this trigger be constructed? Answered by `TriggerChecked`.
 
     ``kwargs`` are encoded by `headgate.protocol.values`; ``import_paths`` are folders, put at the end of sys.path.
@@ -37,3 +39,30 @@ class TriggerChecked(WireStruct, frozen=True):
 
     problem: str = ""
     traceback: str = ""
+
+
+class CheckBroker(WireStruct, frozen=True, tag=True):
+    """Command to checking process: can this trigger read its broker, and what of it is dangerous?
+
+    Answered by `BrokerChecked`. ``connection`` is the URI of the connection that its kwargs name.
+    """
+
+    classpath: str
+    kwargs: bytes
+    connection: str
+
+
+class BrokerChecked(WireStruct, frozen=True):
+    """Checking process to command: what was found, in sentences. Not answered.
+
+    ``problem``: why the source cannot be read; "" if it can. ``warnings``: which of its settings may lose messages.
+    ``lag``: how many messages the broker has; None if that is unknown.
+    """
+
+    name: str = ""
+    problem: str = ""
+    warnings: tuple[str, ...] = ()
+    lag: int | None = None
+
+
+Check = CheckTrigger | CheckBroker

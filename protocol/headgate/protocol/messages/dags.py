@@ -19,25 +19,41 @@ from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolErr
 from headgate.protocol.messages import WireStruct, maps
 from headgate.protocol.messages.maps import MapSpec, map_problem
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
-from headgate.protocol.messages.rules import STARTING, Rules, TaskRule, predicate_problem, rules_problem
+from headgate.protocol.messages.rules import (
+    STARTING,
+    Rules,
+    SignalRule,
+    TaskRule,
+    end_rules_problem,
+    predicate_problem,
+    rules_problem,
+)
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
-from headgate.protocol.messages.signals import SignalWait, wait_problem
-from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
+from headgate.protocol.messages.schedules import ASSET_CHARS_MAX as ASSET_CHARS_MAX
+from headgate.protocol.messages.schedules import ASSETS_MAX as ASSETS_MAX
+from headgate.protocol.messages.schedules import DURATION_S_MAX as DURATION_S_MAX
+from headgate.protocol.messages.schedules import EVENTS_PER_RUN_MAX as EVENTS_PER_RUN_MAX
+from headgate.protocol.messages.schedules import NAME_CHARS_MAX as NAME_CHARS_MAX
+from headgate.protocol.messages.schedules import AssetSchedule as AssetSchedule
+from headgate.protocol.messages.schedules import CronSchedule as CronSchedule
+from headgate.protocol.messages.schedules import Schedule, schedule_problem
+from headgate.protocol.messages.schedules import SignalSchedule as SignalSchedule
+from headgate.protocol.messages.schedules import asset_problem as asset_problem
+from headgate.protocol.messages.schedules import name_problem as name_problem
+from headgate.protocol.messages.signals import wait_problem
+from headgate.protocol.messages.start_triggers import OF_MAPPED, own_problem
+from headgate.protocol.messages.start_triggers import StartTrigger as StartTrigger  # to be imported from here as well
+from headgate.protocol.messages.task_streams import stream_problem
 
 # The limits of a DAG (I11). A DAG that exceeds one is refused when its file is parsed, where its author sees the error.
 TASKS_PER_DAG_MAX = 10_000  # the scheduler evaluates all tasks of a run at once
 UPSTREAM_PER_TASK_MAX = 1000  # the trigger rule of a task is evaluated over all of them whenever one of them ends
 DAG_SPEC_BYTES_MAX = 4 * 1024 * 1024  # one encoded spec: several still fit a frame
 ID_CHARS_MAX = 250  # dag_id, task_id: 1,000 bytes of UTF-8 at most, so that both together fit an index row
-NAME_CHARS_MAX = 250  # queues, pools, tags, operators, cron expressions: for the same reason
 TEXT_CHARS_MAX = 64 * 1024  # a description
 TAGS_MAX = 100
-ASSETS_MAX = 100  # of one schedule
-EVENTS_PER_RUN_MAX = 1000  # asset events of one run; they are sent with each of its steps
-ASSET_CHARS_MAX = 1500  # the URI of an asset: an index row holds 2,704 bytes, and URIs are ASCII
 CLASSPATH_CHARS_MAX = 1000
 RETRIES_MAX = 10_000  # a task that needs more should loop
-DURATION_S_MAX = 10 * 365 * 86_400.0  # any delay or timeout: ten years, which every clock and column can hold
 # Points in time: the years 2 to 9998. Outside of them a conversion to a time zone may leave the range of datetime.
 MOMENT_S_MIN = -62_104_060_800.0
 MOMENT_S_MAX = 253_370_764_799.0
@@ -68,27 +84,7 @@ TriggerRule: TypeAlias = Literal[
 TRIGGER_RULES: Final[tuple[TriggerRule, ...]] = typing.get_args(TriggerRule)
 
 
-RunContract: TypeAlias = Literal["all", "each", "batch", "latest"]
-
-
 # --- the structs ---------------------------------------------------------------------------------
-
-
-class StartTrigger(WireStruct, frozen=True):
-    """The trigger in which a task starts, without a worker; part of `TaskSpec`.
-
-    ``kwargs`` and ``next_kwargs`` are dicts encoded by `headgate.protocol.values`. The task resumes in ``next_method``,
-    with ``stream`` for many events (`headgate.protocol.messages.steps.StepDeferred`). With ``signal`` it waits for that
-    in the database alone: no runner gets the trigger, and its end is the end of the task.
-    """
-
-    classpath: str
-    kwargs: bytes
-    next_method: str
-    next_kwargs: bytes
-    timeout_s: float | None = None
-    stream: StreamOptions | None = None
-    signal: SignalWait | None = None
 
 
 class TaskSpec(WireStruct, frozen=True):
@@ -98,7 +94,8 @@ class TaskSpec(WireStruct, frozen=True):
     limit, for ``max_retry_delay_s`` as well. A mapped task has ``map``; ``active_max`` is how many of its instances may
     be with workers at once, in one run. A task that ``emits`` leaves elements while it runs. All tasks of the mapped
     ``group`` have the same map, and one instance at each index, which waits for those at the same index. ``signals``
-    are rules by which signals start, restart and stop the task.
+    are rules by which signals start, restart and stop the task. An ``endless`` one does not end by itself: it gets a
+    worker beside the pool, and is moved to another one when that is lost.
     """
 
     task_id: str
@@ -120,37 +117,18 @@ class TaskSpec(WireStruct, frozen=True):
     emits: bool = False
     group: str = ""
     signals: Rules | None = None
-
-
-class CronSchedule(WireStruct, frozen=True, tag="cron"):
-    """Runs at the times of a cron expression in the IANA time zone ``timezone``; part of `DagSpec`."""
-
-    cron: str
-    timezone: str = "UTC"
-
-
-class AssetSchedule(WireStruct, frozen=True, tag="assets"):
-    """Runs on events of ``assets`` (their URIs); part of `DagSpec`. ``contract`` says which events create a run.
-
-    ``all``: a run as soon as every asset has a waiting event; it gets all waiting events. ``each``: one run per event.
-    ``batch``: a run as soon as ``batch_count`` events wait, or ``batch_seconds`` after the first of them unless that is
-    None. ``latest``: a run for the newest event, which supersedes all others that wait.
-    """
-
-    assets: tuple[str, ...]
-    contract: RunContract = "all"
-    batch_count: int = 0
-    batch_seconds: float | None = None
+    endless: bool = False
 
 
 class DagSpec(WireStruct, frozen=True):
     """One DAG, as a worker process reports it. If ``schedule`` is None, it runs only on request.
 
-    No run's interval begins before ``start_date_s``, in seconds since the epoch.
+    No run's interval begins before ``start_date_s``, in seconds since the epoch. A signal that meets one of ``end_on``
+    ends the run in which it counts.
     """
 
     dag_id: str
-    schedule: CronSchedule | AssetSchedule | None = None
+    schedule: Schedule | None = None
     start_date_s: float | None = None
     catchup: bool = False
     max_active_runs: int = DEFAULT_MAX_ACTIVE_RUNS
@@ -158,6 +136,7 @@ class DagSpec(WireStruct, frozen=True):
     is_paused_upon_creation: bool = False
     description: str = ""
     tags: tuple[str, ...] = ()
+    end_on: tuple[SignalRule, ...] = ()
 
 
 # --- bytes ---------------------------------------------------------------------------------------
@@ -226,7 +205,11 @@ def check_dag(spec: DagSpec) -> None:
         None,
         f"start_date must be a moment in the years 2 to 9998, not {spec.start_date_s}",
     )
-    _check_schedule(spec)
+    for problem in (
+        None if spec.schedule is None else schedule_problem(spec.schedule),
+        end_rules_problem(spec.end_on),
+    ):
+        need(problem is None, None, str(problem))
     known: set[str] = set()
     for task in spec.tasks:
         need(task.task_id not in known, task.task_id, "is in the DAG twice")
@@ -234,12 +217,17 @@ def check_dag(spec: DagSpec) -> None:
         problem = task_problem(task)
         need(problem is None, task.task_id, str(problem))
     emitting = {task.task_id for task in spec.tasks if task.emits}
+    mapped = {task.task_id for task in spec.tasks if task.map is not None}
     for task in spec.tasks:
         for upstream in task.upstream:
             need(upstream in known, task.task_id, f"its upstream {upstream!r} is not a task of this DAG")
         for source in () if task.map is None else maps.of_tasks(task.map.source):
             holds = isinstance(source, maps.Output) or source.task_id in emitting
             need(holds, task.task_id, f"is expanded over the elements of {source.task_id!r}, which emits none")
+            holds = task.start_trigger is None or task.start_trigger.own is None or source.task_id not in mapped
+            need(
+                holds, task.task_id, f"cannot begin in its trigger: it is expanded over {source.task_id!r}, {OF_MAPPED}"
+            )
     cycle = find_cycle({task.task_id: task.upstream for task in spec.tasks})
     need(cycle is None, cycle[0] if cycle else None, f"is upstream of itself: {' >> '.join(cycle or ())}")
     _check_groups(spec)
@@ -254,15 +242,6 @@ def id_problem(name: str) -> str | None:
         return f"{name[:60]!a}... has {len(name)} characters; the limit is {ID_CHARS_MAX}"
     if not all(character.isalnum() or character in "_-." for character in name):
         return f"{name!a} may have letters, digits, '_', '-' and '.' only"
-    return None
-
-
-def name_problem(name: str) -> str | None:
-    """Return the problem with a short text that is shown and indexed, or None."""
-    if not 0 < len(name) <= NAME_CHARS_MAX:
-        return f"{name[:60]!a} must have 1..{NAME_CHARS_MAX} characters, not {len(name)}"
-    if not name.isprintable():
-        return f"{name!a} must be printable"
     return None
 
 
@@ -365,48 +344,6 @@ def find_cycle(upstream: Mapping[_Node, Sequence[_Node]]) -> list[_Node] | None:
     return None
 
 
-def _check_schedule(spec: DagSpec) -> None:
-    match spec.schedule:
-        case None:
-            return
-        case CronSchedule(cron, timezone):
-            for name, text in (("cron expression", cron), ("time zone", timezone)):
-                if (problem := name_problem(text)) is not None:
-                    raise DagMalformed(spec.dag_id, None, f"the {name} {problem}")
-        case AssetSchedule(assets=assets):
-            if not 0 < len(assets) <= ASSETS_MAX:
-                raise DagMalformed(spec.dag_id, None, f"is scheduled by {len(assets)} assets, not 1..{ASSETS_MAX}")
-            for asset in assets:
-                if (problem := asset_problem(asset)) is not None:
-                    raise DagMalformed(spec.dag_id, None, f"the asset {problem}")
-            if len(set(assets)) != len(assets):
-                raise DagMalformed(spec.dag_id, None, "names an asset twice in its schedule")
-            if (problem := _contract_problem(spec.schedule)) is not None:
-                raise DagMalformed(spec.dag_id, None, problem)
-        case _:
-            typing.assert_never(spec.schedule)
-
-
-def _contract_problem(schedule: AssetSchedule) -> str | None:
-    count, seconds = schedule.batch_count, schedule.batch_seconds
-    if schedule.contract != "batch":
-        return None if (count, seconds) == (0, None) else f"only a batch has limits, not {schedule.contract!r}"
-    if not 1 <= count <= EVENTS_PER_RUN_MAX:
-        return f"the count of a batch must be in 1..{EVENTS_PER_RUN_MAX}, not {count}"
-    if seconds is not None and not 0 < seconds <= DURATION_S_MAX:
-        return f"the seconds of a batch must be more than 0 and at most {DURATION_S_MAX:.0f}, not {seconds}"
-    return None
-
-
-def asset_problem(uri: str) -> str | None:
-    """Return the problem with the URI of an asset, or None."""
-    if not 0 < len(uri) <= ASSET_CHARS_MAX:
-        return f"{uri[:60]!a} must have 1..{ASSET_CHARS_MAX} characters, not {len(uri)}"
-    if not uri.isascii() or not uri.isprintable() or " " in uri:
-        return f"{uri[:60]!a} must be printable ASCII without spaces"
-    return None
-
-
 def task_problem(task: TaskSpec) -> str | None:
     """Return the problem with one task by itself, or None."""
     if (problem := id_problem(task.task_id)) is not None:
@@ -448,7 +385,26 @@ def task_problem(task: TaskSpec) -> str | None:
             return "is mapped, and cannot have rules about signals: they are for whole tasks"
         if (problem := rules_problem(task.signals)) is not None:
             return problem
-    return None if task.start_trigger is None else _start_problem(task.start_trigger)
+    if task.endless and (problem := _endless_problem(task)) is not None:
+        return problem
+    if task.start_trigger is None:
+        return None
+    stream = task.start_trigger.stream
+    if stream is not None and stream.elements is not None and not task.emits:
+        return "does not emit elements, and those of its start trigger would be"
+    if (problem := own_problem(task.start_trigger, task.map, task.group)) is not None:
+        return f"cannot begin in its trigger: {problem}"
+    return _start_problem(task.start_trigger)
+
+
+def _endless_problem(task: TaskSpec) -> str | None:
+    if task.map is not None:
+        return "is mapped, and cannot be endless: what ends such a task is for whole tasks"
+    if task.execution_timeout_s is not None:
+        return "is endless, and cannot have an execution_timeout: a signal ends it, or `headgate tasks stop`"
+    if task.start_trigger is not None and task.start_trigger.signal is not None:
+        return "waits for a signal without a worker, and cannot be endless"
+    return None
 
 
 def duration_problem(seconds: float | None) -> str | None:

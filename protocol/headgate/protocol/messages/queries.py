@@ -26,7 +26,10 @@ XCOMS_PER_PAGE_MAX: Final = 1000
 
 
 class GetStartSignals(WireStruct, frozen=True, tag="get_start_signals"):
-    """The signals that have started the task, and those of its start before. For tasks. Answered by `StartSignals`."""
+    """The signals that have started the task, and its run, and those of its start before. For tasks.
+
+    Answered by `StartSignals`.
+    """
 
 
 class LastEvent(WireStruct, frozen=True, tag="last_event"):
@@ -153,6 +156,8 @@ Query: TypeAlias = (
     | ListenSignals
     | GetStartSignals
 )
+# Those for what other tasks have left.
+VALUE_QUERIES: Final = (GetXCom, GetXComs)
 # Those that a trigger may send.
 TriggerQuery: TypeAlias = GetVariable | GetConnection | GetTaskStates | SendSignals | ListSignals
 
@@ -261,10 +266,11 @@ class StartSignal(WireStruct, frozen=True):
 
 
 class StartSignals(WireStruct, frozen=True, tag="start_signals"):
-    """The signals that have started a task, and those of its start before."""
+    """The signals that have started a task, those of its start before, and those that its run was created for."""
 
     signals: tuple[StartSignal, ...] = ()
     previous: tuple[StartSignal, ...] = ()
+    of_run: tuple[StartSignal, ...] = ()
 
 
 class SignalsHeard(WireStruct, frozen=True, tag="signals_heard"):

@@ -7,6 +7,7 @@ is met, and the task's trigger rule holds. A predicate says which values count; 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -25,6 +26,7 @@ RULES_MAX: Final = 64  # of one task: each is a row in each of its runs
 PATH_PARTS_MAX: Final = 20  # of the place of a value within a signal's
 PATH_PART_CHARS_MAX: Final = 250
 EVERY_S_MIN: Final = 1.0  # between two starts of a periodic task: each costs two transactions
+CRON_CHARS_MAX: Final = 250
 EVERY_S_MAX: Final = 10 * 365 * 86_400.0
 
 Action: TypeAlias = Literal["NONE", "START", "RESTART", "STOP"]
@@ -63,7 +65,16 @@ class ClockRule(WireStruct, frozen=True, tag="clock"):
     condition: Condition = "sufficient"
 
 
-Rule: TypeAlias = SignalRule | TaskRule | ClockRule
+class CronRule(WireStruct, frozen=True, tag="clock_cron"):
+    """The task starts at the times of a cron expression, while its run is open; part of `Rules`."""
+
+    cron: str
+    timezone: str = "UTC"
+    action: Action = "START"
+    condition: Condition = "sufficient"
+
+
+Rule: TypeAlias = SignalRule | TaskRule | ClockRule | CronRule
 
 
 class Rules(WireStruct, frozen=True):
@@ -71,17 +82,25 @@ class Rules(WireStruct, frozen=True):
 
     ``overlap`` says what becomes of a start while the task is under way: with ``latest`` it starts once more when it
     has ended, with ``each`` as often as there were signals, with ``ignore`` not at all. ``stopped_as`` is the state of
-    a task that was stopped.
+    a task that was stopped, also by hand: without a rule this is all that is said. If the task ``asks``, users' code
+    decides in a worker what each signal does that meets a rule about a key; the action of the rule says only whether
+    the task waits for a signal to start it.
     """
 
     rules: tuple[Rule, ...]
     overlap: Overlap = "latest"
     stopped_as: StoppedAs = "skipped"
+    asks: bool = False
 
     @property
     def starts(self) -> bool:
         """Whether the task waits for a signal to start it, and not for its trigger rule alone."""
         return any(rule.action in STARTING for rule in self.rules)
+
+
+def stopped_as_default(*, is_endless: bool) -> StoppedAs:
+    """Return the state in which a stop leaves a task that does not say it."""
+    return "success" if is_endless else "skipped"
 
 
 STARTING: Final = frozenset({"START", "RESTART"})
@@ -190,22 +209,48 @@ def predicate_problem(predicate: Predicate) -> str | None:
 
 def rules_problem(rules: Rules) -> str | None:
     """Return the problem with the rules of a task by themselves, or None."""
-    if not 0 < len(rules.rules) <= RULES_MAX:
-        return f"has {len(rules.rules)} rules about signals, not 1..{RULES_MAX}"
+    if len(rules.rules) > RULES_MAX:
+        return f"has {len(rules.rules)} rules about signals; the limit is {RULES_MAX}"
     if len(set(map(rule_name, rules.rules))) != len(rules.rules):
         return "has the same rule about a signal twice"
     for rule in rules.rules:
         if rule.condition == "necessary" and rule.action not in STARTING:
             return f"a necessary signal starts or restarts its task, together with others; its action is {rule.action}"
-        if isinstance(rule, ClockRule):
-            if not EVERY_S_MIN <= rule.every_s <= EVERY_S_MAX:
+        if isinstance(rule, ClockRule | CronRule):
+            if isinstance(rule, CronRule):
+                if not (0 < len(rule.cron) <= CRON_CHARS_MAX and 0 < len(rule.timezone) <= CRON_CHARS_MAX):
+                    return f"a cron expression and its time zone must have 1..{CRON_CHARS_MAX} characters"
+            elif not EVERY_S_MIN <= rule.every_s <= EVERY_S_MAX:
                 return f"every must be {EVERY_S_MIN:.0f} s to {EVERY_S_MAX:.0f} s, not {rule.every_s} s"
             if rule.condition == "necessary" or rule.action not in STARTING:
                 return "what happens every so often starts or restarts the task by itself"
         if not isinstance(rule, SignalRule):
             continue
-        if (problem := address_problem(rule.key, rule.namespace)) is not None:
+        if rules.asks and rule.condition == "necessary":
+            return f"on_signal decides about each signal by itself: the rule about {rule.key!a:.60} is sufficient"
+        if (problem := signal_rule_problem(rule)) is not None:
             return problem
-        if rule.predicate is not None and (problem := predicate_problem(rule.predicate)) is not None:
-            return f"the rule about the signal {rule.key!a:.60}: {problem}"
+    return None
+
+
+def signal_rule_problem(rule: SignalRule) -> str | None:
+    """Return the problem with the key of a rule and its predicate, or None."""
+    if (problem := address_problem(rule.key, rule.namespace)) is not None:
+        return problem
+    if rule.predicate is not None and (problem := predicate_problem(rule.predicate)) is not None:
+        return f"the rule about the signal {rule.key!a:.60}: {problem}"
+    return None
+
+
+def end_rules_problem(rules: Sequence[SignalRule]) -> str | None:
+    """Return the problem with the rules that end the runs of a DAG, or None."""
+    if len(rules) > RULES_MAX:
+        return f"end_on has {len(rules)} rules about signals; the limit is {RULES_MAX}"
+    if len(set(map(rule_name, rules))) != len(rules):
+        return "end_on has the same rule about a signal twice"
+    for rule in rules:
+        if (rule.action, rule.condition) != ("STOP", "sufficient"):
+            return f"the rule about {rule.key!a:.60} in end_on ends the run, each by itself"
+        if (problem := signal_rule_problem(rule)) is not None:
+            return f"end_on: {problem}"
     return None

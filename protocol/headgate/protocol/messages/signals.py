@@ -27,7 +27,7 @@ DEFAULT_NAMESPACE: Final = "default"
 SIGNAL_TRIGGER: Final = "headgate.signals"  # the classpath of a wait for a signal, which no runner runs
 AUTOMATIC: Final = "auto:"  # how a dedup begins that the sender has not given
 
-Since: TypeAlias = Literal["run", "latest"]
+Since: TypeAlias = Literal["run", "latest", "last_run"]
 Comparison: TypeAlias = Literal["equal", "one_of", "at_least", "at_most", "above", "below", "starts_with"]
 
 # Text that databases refuse, or that breaks the line or the terminal that it is shown on.
@@ -124,6 +124,8 @@ def wait_problem(wait: SignalWait) -> str | None:
     """Return the problem with the wait for a signal, or None."""
     if (problem := address_problem(wait.key, wait.namespace)) is not None:
         return problem
+    if wait.since == "last_run":
+        return 'since="last_run" is for rules: a sensor has no place at which the run before stood'
     if wait.value is not None and len(wait.value) > SIGNAL_BYTES_MAX:
         return f"the value that is waited for needs {len(wait.value):,} bytes; the limit is {SIGNAL_BYTES_MAX:,}"
     return None

@@ -18,10 +18,12 @@ AHEAD_MAX: Final = 100_000  # events of a stream that are stored and not handled
 AHEAD: Final = 1000  # if the author does not say
 BATCH_SECONDS_MAX: Final = 10 * 365 * 86_400.0  # as any other delay
 
+PAGE_ROWS: Final = "rows"  # of the dict that a page is, the payload of a `PagedTrigger`
 HANDLER_METHOD: Final = "handle_trigger_events"  # gets several events at once; any other method gets one at a time
 
 StreamContract: TypeAlias = Literal["available", "each", "batch", "latest"]
 PoisonRule: TypeAlias = Literal["fail", "skip"]
+ElementsOf: TypeAlias = Literal["event", "each"]
 
 
 class StreamOptions(WireStruct, frozen=True):
@@ -32,6 +34,10 @@ class StreamOptions(WireStruct, frozen=True):
     stored, or when no more will come. ``latest``: with the newest; those before it count as handled. ``ahead`` bounds
     the events that are stored and not handled. ``poison`` says what happens to an event on which the last try of the
     task fails: ``fail``, the task fails; ``skip``, the event becomes a dead letter and the task goes on behind it.
+
+    With ``elements`` no step handles the events. Who stores them stores what they give as elements of the task, in the
+    same transaction. ``event``: its payload is one. ``each``: the items of the payload are, which is a list or a tuple,
+    or the dict of a page, with a list as its ``rows``.
     """
 
     contract: StreamContract = "available"
@@ -39,6 +45,7 @@ class StreamOptions(WireStruct, frozen=True):
     seconds: float | None = None
     ahead: int = AHEAD
     poison: PoisonRule = "fail"
+    elements: ElementsOf | None = None
 
 
 class StreamEvent(WireStruct, frozen=True):
@@ -94,6 +101,8 @@ def stream_problem(options: StreamOptions) -> str | None:
             return (
                 f"the seconds of a batch must be more than 0 and at most {BATCH_SECONDS_MAX:.0f}, not {options.seconds}"
             )
+    if options.elements is not None and (options.contract, options.poison) != ("available", "fail"):
+        return "no step handles events that are elements, so they are taken as they come, and none is passed over"
     if not options.count <= options.ahead <= AHEAD_MAX:
         return f"ahead must be in {options.count:,} (the events of a step)..{AHEAD_MAX:,}, not {options.ahead:,}"
     return None

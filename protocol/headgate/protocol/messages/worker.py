@@ -1,8 +1,9 @@
 """The messages between a task worker and its supervisor: one frozen struct per message.
 
-A worker is a process that runs users' code: steps of tasks, and DAG files. It does one thing at a time, and sends
-nothing unasked except the queries of the step it runs. It may be given further steps while one runs: it begins them in
-the order in which they were given, each after the outcome of the one before is sent, unless they are recalled::
+A worker is a process that runs users' code: steps of tasks, DAG files, and what operators decide about signals. It
+does one thing at a time, and sends nothing unasked except the queries of the step it runs. It may be given further
+steps while one runs: it begins them in the order in which they were given, each after the outcome of the one before is
+sent, unless they are recalled::
 
     worker                                supervisor
     ------                                ----------
@@ -20,6 +21,8 @@ the order in which they were given, each after the outcome of the one before is 
     StepEnded                 ------>
                               <------     ParseFile
     FileParsed                ------>
+                              <------     DecideSignals
+    SignalsDecided            ------>
                               (closes)
 
 `Request` and `Response` are in `headgate.protocol.messages.queries`. Values are encoded by
@@ -32,7 +35,8 @@ from typing import Final, TypeAlias
 
 from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.dags import DagSpec
-from headgate.protocol.messages.queries import Request, Response
+from headgate.protocol.messages.queries import Request, Response, StartSignal
+from headgate.protocol.messages.rules import Action
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.steps import StepOutcome
 from headgate.protocol.messages.task_streams import StreamPart
@@ -40,6 +44,10 @@ from headgate.protocol.messages.task_streams import StreamPart
 # Steps that a worker has at once, with the one that runs: so many tries at most are lost with a supervisor for each of
 # its workers, and more of them at once make nothing faster (docs/performance.md).
 BUNDLE_MAX: Final = 64
+
+# Signals about which one worker is asked at once: what a decision costs beside users' code is shared by so many.
+DECIDED_MAX: Final = 100
+DECIDED_BYTES_MAX: Final = 1024 * 1024  # of their values; more than the limit if one alone is longer
 
 STEP_LINE: Final = b"\0headgate begins step "  # before the token, in the pipe of a worker's output
 
@@ -72,7 +80,8 @@ class Step(WireStruct, frozen=True):
     set if the task has a stream: the step handles its events, or begins with ``execute`` if ``next_method`` is None.
     ``map_index`` says which instance of a mapped task it is, from 0; -1 if the task is not mapped.
     ``emitted`` is the number of elements that the earlier steps of its try have emitted. ``map_length`` is the number
-    of values that the mapped task was expanded over, None as long as more may come.
+    of values that the mapped task was expanded over, None as long as more may come. If signals have started the run,
+    it ``is_of_signals``.
     """
 
     token: str
@@ -94,6 +103,7 @@ class Step(WireStruct, frozen=True):
     map_index: int = -1
     emitted: int = 0
     map_length: int | None = None
+    is_of_signals: bool = False
 
 
 # --- supervisor to worker ------------------------------------------------------------------------
@@ -129,6 +139,23 @@ class ParseFile(WireStruct, frozen=True, tag="parse_file"):
     file: str
 
 
+class DecideSignals(WireStruct, frozen=True, tag="decide_signals"):
+    """Supervisor to worker: call ``on_signal`` of a task for each of these signals, in their order.
+
+    At most `DECIDED_MAX`. ``try_number`` is that of the log which the decision belongs to. Answered by
+    `SignalsDecided`.
+    """
+
+    token: str
+    task_instance_id: int
+    file: str
+    dag_id: str
+    run_id: str
+    task_id: str
+    try_number: int
+    signals: tuple[StartSignal, ...]
+
+
 # --- worker to supervisor ------------------------------------------------------------------------
 
 
@@ -150,7 +177,7 @@ class StepEnded(WireStruct, frozen=True, tag="step_ended"):
     """Worker to supervisor: the outcome of the step with this token, sent after all its output and log records.
 
     ``map_name`` is the name of the instance of a mapped task, if it has one. ``took_s`` is how long the worker was busy
-    with the step, in seconds.
+    with the step, in seconds, without its waits for what other tasks have left.
     """
 
     token: str
@@ -178,5 +205,21 @@ class FileParsed(WireStruct, frozen=True, tag="file_parsed"):
     more: bool = False
 
 
-FromWorker: TypeAlias = WorkerHello | StepLoaded | StepEnded | StepsReturned | FileParsed | Request
-ToWorker: TypeAlias = WorkerWelcome | RunStep | RecallSteps | ParseFile | Response
+class SignalsDecided(WireStruct, frozen=True, tag="signals_decided"):
+    """Worker to supervisor: what the next signals of `DecideSignals` are to do, or ``error`` and its traceback.
+
+    Each decision is sent at once, with ``more``: so it is known which signal a worker has died with. The last message
+    may leave signals undecided; with ``error`` the first of these is the one that could not be decided, or nobody could
+    be asked, because the DAG file ``is_unloaded``.
+    """
+
+    token: str
+    actions: tuple[Action, ...] = ()
+    error: str = ""
+    traceback: str = ""
+    more: bool = False
+    is_unloaded: bool = False
+
+
+FromWorker: TypeAlias = WorkerHello | StepLoaded | StepEnded | StepsReturned | FileParsed | SignalsDecided | Request
+ToWorker: TypeAlias = WorkerWelcome | RunStep | RecallSteps | ParseFile | DecideSignals | Response

@@ -10,7 +10,9 @@ from typing import Any, Final, TypeAlias
 from headgate.child.error_text import storable
 from headgate.child.queries import secrets
 from headgate.protocol.messages.dags import NAME_CHARS_MAX
-from headgate.protocol.messages.maps import DEFAULT_WINDOW, MapSpec
+from headgate.protocol.messages.maps import DEFAULT_WINDOW, Elements, MapSpec, Output
+from headgate.protocol.messages.start_triggers import OWN_BYTES_MAX, Listed, OwnSource
+from headgate.protocol.values import encode_value
 from headgate.tasks.context import Context
 from headgate.tasks.maps.sources import Combinations, Given, Mappable, function_problem, mappable
 from headgate.tasks.maps.worklists import Appends, Worklist
@@ -81,6 +83,35 @@ class Expansion:
     def appends(self) -> Appends | None:
         """Return what takes the values that a step appends; None if it may append none."""
         return next((worklist.appends() for worklist in self._worklists), None)
+
+    def check_in_trigger(self) -> None:
+        """Raise ValueError if the value of an instance is not known without a worker, which the trigger may need."""
+        values = self.values.alone if isinstance(self.values, Combinations) else None
+        if values is None:
+            found = "by expand_kwargs()" if self.names is None else f"over {len(self.names)} parameters"
+        elif isinstance(values, Given):
+            found = "over a list with outputs of tasks" if next(self.outputs(), None) is not None else ""
+        elif isinstance(values, XComArg) and isinstance(values.source(), Output | Elements):
+            found = f"over the mapped task {values.operator.task_id!r}" if values.operator.is_mapped else ""
+        else:
+            found = f"over {type(values).__name__}"
+        if found:
+            raise ValueError(
+                f"cannot begin in its trigger, because it is expanded {found}: without a worker, a value is known only "
+                f"of one parameter over a list, over what one task leaves or over its elements, as they are"
+            )
+
+    def source_in_trigger(self) -> OwnSource:
+        """Return where the supervisor finds the values for triggers. Raises `ValueNotSerializable`, `ValueTooLong`."""
+        assert isinstance(self.values, Combinations)
+        values = self.values.alone
+        if isinstance(values, Given):
+            given = enumerate(values.given)
+            return Listed(tuple(encode_value(each, where=f"value {at}", bytes_max=OWN_BYTES_MAX) for at, each in given))
+        assert values is not None
+        source = values.source()
+        assert isinstance(source, Output | Elements)
+        return source
 
     def own(self, context: Context) -> dict[str, Any]:
         """Return the arguments that this instance has of its own, and give it its name.

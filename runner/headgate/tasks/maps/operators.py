@@ -14,11 +14,12 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from headgate.protocol.errors import DagMalformed
-from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskSpec
+from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec
 from headgate.protocol.messages.maps import DEFAULT_WINDOW, MapSpec, map_problem
 from headgate.tasks.context import Context
 from headgate.tasks.graph import DAG, detached
 from headgate.tasks.maps.expansion import OF_TASK, Expansion, InstanceNamer, wanted
+from headgate.tasks.maps.later import LaterValue
 from headgate.tasks.operator import BaseOperator, XComArg
 from headgate.tasks.operators import (
     BranchPythonOperator,
@@ -50,6 +51,7 @@ class MappedOperator(BaseOperator):
         self._options: Mapping[str, Any] = options
         self._made: BaseOperator | None = None
         self._map: MapSpec | None = None
+        self.start_from_trigger = kind.start_from_trigger
         super().__init__(task_id=task_id, dag=dag, **options)
         if issubclass(kind, _UNMAPPED):
             raise self._malformed(f"a {self._name} cannot be mapped: what it skips, it would skip for all")
@@ -58,10 +60,6 @@ class MappedOperator(BaseOperator):
                 f"cannot be expanded in the mapped group {self.mapping.group_id!r}: it has an instance at each index "
                 f"of the group already"
             )
-        if self.start_from_trigger or kind.start_from_trigger:
-            raise self._malformed(
-                "a mapped task cannot begin in its trigger, because it has arguments of its own there"
-            )
         if kind.emits or self._is_generator():
             raise self._malformed("is mapped, and cannot emit elements: what its instances return is there for others")
         try:
@@ -69,6 +67,8 @@ class MappedOperator(BaseOperator):
             self._check_arguments()
             self._expansion.bind(self.task_id)
             outputs = [*outputs_in(self._shared), *self._expansion.outputs()]
+            if self.start_from_trigger:
+                self._expansion.check_in_trigger()
         except (TypeError, ValueError) as error:
             raise self._malformed(str(error)) from None
         for output in outputs:
@@ -116,6 +116,11 @@ class MappedOperator(BaseOperator):
         self._made = context["task"] = made
         return made
 
+    def own_value(self, context: Context) -> Any:
+        """Return the value of an instance of a task that begins in its trigger, and so has one parameter of its own."""
+        (value,) = self._expansion.own(context).values()
+        return value
+
     @property
     def python_callable(self) -> Any:
         """The function that all instances call; None if they call none, or each its own."""
@@ -125,6 +130,25 @@ class MappedOperator(BaseOperator):
         return self._expansion.mapped_over()
 
     # --- parts ---
+
+    def _start_trigger(self) -> StartTrigger:
+        """Return the trigger of an instance, without its value: what makes it of that must be known to the supervisor.
+
+        The operator is made as by a step, but with what only a step has left open.
+        """
+        shared = {name: LaterValue(name) if outputs_in(value) else value for name, value in self._shared.items()}
+        assert self._expansion.names is not None
+        (name,) = self._expansion.names
+        try:
+            made = self._make(shared, {name: LaterValue(name, self._expansion.source_in_trigger())})
+            made.dag = self.dag
+            return made._start_trigger()
+        except Exception as error:  # the author's constructor may raise anything
+            problem = error.problem if isinstance(error, DagMalformed) else f"{type(error).__name__}: {error}"
+            raise self._malformed(
+                f"cannot begin in its trigger: {problem} (without a worker, {self._name} is made with {name!r} left "
+                f"open, and can only pass it on to its trigger as it is)"
+            ) from error
 
     def _spec(self, start_trigger: Any) -> TaskSpec:
         # It is checked a first time by the constructor of the base, before it is known over what it is mapped.

@@ -180,6 +180,11 @@ class Concatenated(_Combined):
 class Combinations(_Combined):
     """Each combination of a value of each part, as a tuple; those of the last part change fastest."""
 
+    @property
+    def alone(self) -> Mappable | None:
+        """Its part, if it has only one."""
+        return self._parts[0] if len(self._parts) == 1 else None
+
     def source(self) -> Source:
         sources = self._sources()
         return sources[0] if len(sources) == 1 else maps.Product(sources)

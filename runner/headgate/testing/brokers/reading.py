@@ -152,7 +152,7 @@ class Reading:
 
     def order(self, subscriber: int = 0) -> list[str]:
         """Return the messages stored for a subscriber, in the order in which they were."""
-        return [name for payload in self.payloads(subscriber) for name in NAME.findall(payload.decode())]
+        return [name for payload in self.payloads(subscriber) for name in dict.fromkeys(NAME.findall(payload.decode()))]
 
     @property
     def letters(self) -> list[RefusedEvent]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import redis
 
-from headgate.brokers.redis_client import run
+from headgate.brokers.clients.redis_client import run
 from headgate.brokers.redis_streams import RedisStreamTrigger
 from headgate.testing.brokers.station import CONNECTION, Refusal, ServerProcess, Station, free_port
-from headgate.testing.brokers.tap import Tap
+from headgate.testing.brokers.tap import AckParser, Tap
 
 SERVERS = ("redis-server", "valkey-server")
 PASSWORD = "hunter22-of-the-station"
@@ -25,7 +25,7 @@ def find_server() -> str | None:
     return next((path for path in map(shutil.which, SERVERS) if path is not None), None)
 
 
-class RedisAckParser:
+class RedisAckParser(AckParser):
     """Finds the ids of `XACK` in what a client sends. Commands are arrays of byte strings, with their lengths."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-import os
+import contextlib
 import signal
 import socket
 import subprocess
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from headgate.testing.brokers.tap import Tap
 from headgate.triggers.base import BaseEventTrigger
@@ -24,9 +26,12 @@ LOOK_INTERVAL_S = 0.01
 class ServerProcess:
     """A server in a process of its own: `start` it, and end it in one of several ways. ``log_path`` has its output."""
 
-    def __init__(self, command: Sequence[str], *, port: int, log_path: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], *, port: int, log_path: Path, is_ready: Callable[[], object] | None = None
+    ) -> None:
         self._command = list(command)
         self._port = port
+        self._is_ready = is_ready  # beyond accepting connections
         self.log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -37,6 +42,8 @@ class ServerProcess:
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         wait_until(self._answers, "the server accepts connections")
+        if self._is_ready is not None:
+            wait_until(self._is_ready, "the server is ready")
 
     def stop(self) -> None:
         """Ask it to end, and wait for that."""
@@ -46,6 +53,11 @@ class ServerProcess:
         """End it with SIGKILL."""
         self._end(signal.SIGKILL)
 
+    def crash(self) -> None:
+        """End it with SIGKILL, and start it again."""
+        self.kill9()
+        self.start()
+
     def pause(self) -> None:
         """Stop it with SIGSTOP: its kernel still accepts connections, and nobody answers."""
         self._signal(signal.SIGSTOP)
@@ -54,21 +66,29 @@ class ServerProcess:
         """Have it go on after `pause`."""
         self._signal(signal.SIGCONT)
 
-    def close(self) -> None:
-        """End it, however the test ended."""
+    def close(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End it, however the test ended; with another signal than SIGKILL, if it is to leave in order."""
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(WITHIN_S)
+            if number != signal.SIGKILL:
+                self.resume()
+            self._end(number)
 
     def _end(self, number: signal.Signals) -> None:
-        self._signal(number)
+        processes = self._signal(number)
         assert self._process is not None
         self._process.wait(WITHIN_S)
+        psutil.wait_procs(processes[1:], WITHIN_S)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> list[psutil.Process]:
+        """Signal the server and, unless it is to leave in order, all processes that it has started; return them."""
         assert self._process is not None
         assert self._process.poll() is None, "the server does not run"
-        os.kill(self._process.pid, number)
+        own = psutil.Process(self._process.pid)
+        processes = [own, *own.children(recursive=True)]
+        for process in processes[:1] if number in (signal.SIGTERM, signal.SIGINT) else processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        return processes
 
     def _answers(self) -> bool:
         assert self._process is not None
@@ -98,10 +118,11 @@ class Station(abc.ABC):
     the trigger must have it somewhere in their payload, and so must the texts of `pending`.
     """
 
-    server: ServerProcess
+    server: ServerProcess | None = None  # None: the tests leave the server alone, because others use it too
     tap: Tap
     key_is_stable = True  # False for a broker without coordinates: a message may then be stored twice after a crash
     keeps_order = True  # within the one lane of the messages that `publish` publishes
+    can_be_deleted = True  # False where a reader cannot be told that its source is gone: a topic is none
     lease_s: float | None = None  # for how long the broker lends a message, if it does
 
     @property
@@ -148,7 +169,8 @@ class Station(abc.ABC):
     def close(self) -> None:
         """End server and tap."""
         self.tap.close()
-        self.server.close()
+        if self.server is not None:
+            self.server.close()
 
 
 def free_port() -> int:

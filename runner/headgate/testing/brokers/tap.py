@@ -6,23 +6,29 @@ and two threads for each link pass bytes on.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 READ_BYTES_MAX = 64 * 1024
 CONNECT_TIMEOUT_S = 5.0
 
 
-class AckParser(Protocol):
+class AckParser(abc.ABC):
     """Finds acknowledgements in what one client sends. It gets the bytes of one connection, in order."""
 
+    @abc.abstractmethod
     def feed(self, data: bytes) -> list[str]:
         """Return the names of the messages that are acknowledged in these bytes, as the broker names them."""
-        ...
+
+    def feed_answer(self, data: bytes) -> None:  # noqa: B027 - most acknowledgements name the message
+        """Look at what the server sends, before the client has it: for a broker whose acknowledgements have no names.
+
+        Called in another thread than `feed`.
+        """
 
 
 class Tap:
@@ -97,19 +103,22 @@ class Tap:
                     self.links += 1
                     self._open |= {client, server}
                 parser = self._make_parser()
-                for ends, look in (((client, server), parser.feed), ((server, client), None)):
-                    threading.Thread(target=self._pass_on, args=(*ends, look), name="headgate tap", daemon=True).start()
+                for ends in ((client, server, False), (server, client, True)):
+                    given = (*ends, parser)
+                    threading.Thread(target=self._pass_on, args=given, name="headgate tap", daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, feed: Callable[[bytes], list[str]] | None) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket, is_answer: bool, parser: AckParser) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(READ_BYTES_MAX):
                 self._flows.wait()
-                if feed is None and (kept := self._kept_of_answer(len(data))) is not None:
-                    target.sendall(data[:kept])
-                    break
+                if is_answer:
+                    parser.feed_answer(data)
+                    if (kept := self._kept_of_answer(len(data))) is not None:
+                        target.sendall(data[:kept])
+                        break
                 target.sendall(data)
-                if feed is not None:
-                    self.acknowledged += feed(data)
+                if not is_answer:
+                    self.acknowledged += parser.feed(data)
         with self._lock:
             self._open -= {source, target}
         for end in (source, target):

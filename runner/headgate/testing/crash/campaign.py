@@ -63,6 +63,8 @@ def crash_test(
     settings: Mapping[str, str] | None = None,
     seed: int | None = None,
     folder: Path | None = None,
+    kill_broker: Callable[[], object] | None = None,
+    on_kill: Callable[[str], object] | None = None,
 ) -> CrashReport:
     """Kill the real pair ``kills`` times while it runs the trigger; raise unless nothing was lost or stored twice::
 
@@ -85,6 +87,8 @@ def crash_test(
     two kills the producer is told that it failed. ``settings`` are headgate's, by name. ``seed`` determines
     the plan of the kills; the same seed gives the same plan, but the exact instants differ from run to run. ``folder``
     will hold the database, the log and the history; by default it is a temporary one, removed if the test passes.
+    With ``kill_broker`` every third kill is of the broker: it is called to kill the broker and start it again, while
+    nothing is published. ``on_kill`` is called with each kill in words, after the look that follows it.
 
     Raises `CrashTestFailed` (an AssertionError) with the story of each finding, and `PairFailed` if the supervisor or
     the runner does not work at all.
@@ -103,10 +107,10 @@ def crash_test(
         settings={"retry_wait_s": str(RETRY_WAIT_S), **(settings or {})},
     )
     with pair:
-        trial = _Trial(pair, trigger, broker, MarkedDeaths(place / "deaths"), place, wanted)
-        plan = plan_deaths(kills, trigger, seed)
+        trial = _Trial(pair, trigger, broker, MarkedDeaths(place / "deaths"), place, wanted, kill_broker)
+        plan = plan_deaths(kills, trigger, seed, has_broker=kill_broker is not None)
         trial.subscribe(subscribers, _plan_failures(messages, len(plan) + 1))
-        report = trial.run(messages, plan, seed)
+        report = trial.run(messages, plan, seed, on_kill or (lambda _: None))
     reports.append(report)
     if report.faults():
         raise CrashTestFailed(report)
@@ -167,7 +171,10 @@ class _Trial:
         deaths: MarkedDeaths,
         place: Path,
         wanted: Mapping[str, int],
+        kill_broker: Callable[[], object] | None,
     ) -> None:
+        self._kill_broker = kill_broker
+        self._publishing = threading.Lock()  # held while something is published, and while the broker is away
         self._pair = pair
         self._trigger = trigger
         self._broker = broker
@@ -205,7 +212,7 @@ class _Trial:
             self._subscribers.append(name)
             self._record([history.Subscribed(name)])
 
-    def run(self, messages: int, plan: Sequence[Death], seed: int) -> CrashReport:
+    def run(self, messages: int, plan: Sequence[Death], seed: int, on_kill: Callable[[str], object]) -> CrashReport:
         """Publish, kill, look; wait until nothing changes any more; return the report."""
         begun_at = time.monotonic()
         names = [_NAME.format(number) for number in range(messages)]
@@ -213,6 +220,7 @@ class _Trial:
         self._pair.start()
         for number, death in enumerate(plan):
             self._window(names[number * share : (number + 1) * share], death)
+            on_kill(str(death))
         self._publish(names[len(plan) * share :])
         self._check_publisher()
         self._come_to_rest()
@@ -252,7 +260,8 @@ class _Trial:
             for start in range(0, len(names), chunk):
                 part = list(names[start : start + chunk])
                 self._begun += part
-                self._broker.publish(part)
+                with self._publishing:
+                    self._broker.publish(part)
                 self._published.update(part)
                 pause.wait(CHUNK_PAUSE_S)
         except BaseException as error:
@@ -310,8 +319,12 @@ class _Trial:
             threading.Event().wait(death.delay_s)
         if death.victim == "runner":
             pair.kill_runner()
-        else:
+        elif death.victim == "supervisor":
             pair.kill_supervisor()
+        else:
+            assert self._kill_broker is not None
+            with self._publishing:
+                self._kill_broker()
         return mark is None
 
     def _wait_flow(self) -> None:

@@ -8,12 +8,14 @@ the file shows that it happened.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
 
 from headgate.protocol import marks
 
+SKIPS_MAX = 2
 _SITECUSTOMIZE = """\
 from headgate.testing.crash.killing import die_at_marks
 
@@ -30,12 +32,17 @@ class MarkedDeaths:
         self._wanted.mkdir(parents=True)
         (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(folder=str(self._wanted)))
 
-    def ask(self, mark: str) -> None:
-        """Have the next process that reaches the mark die there."""
+    def ask(self, mark: str, *, skips: int = 0) -> None:
+        """Have the next process that reaches the mark die there, after the mark was reached ``skips`` times."""
+        assert 0 <= skips <= SKIPS_MAX
         of_tasks = marks.TASK_MARKS | marks.BUNDLE_MARKS | marks.TASK_STREAM_MARKS
         of_tasks |= marks.MAP_MARKS | marks.BELL_MARKS
         assert mark in marks.MARKS | of_tasks | marks.POISON_MARKS | marks.RUNAWAY_MARKS, mark
         (self._wanted / f"{mark}.died").unlink(missing_ok=True)
+        for number in range(SKIPS_MAX):
+            (self._wanted / f"{mark}.skip{number}").unlink(missing_ok=True)
+        for number in range(skips):
+            (self._wanted / f"{mark}.skip{number}").touch()
         (self._wanted / mark).touch()
 
     def has_died(self, mark: str) -> bool:
@@ -56,6 +63,12 @@ def die_at_marks(folder: str) -> None:
 
     def look(mark: str) -> None:
         path = f"{folder}/{mark}"
+        if not os.path.exists(path):
+            return
+        for number in range(SKIPS_MAX):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{path}.skip{number}")
+                return
         try:
             os.rename(path, f"{path}.died")
         except FileNotFoundError:

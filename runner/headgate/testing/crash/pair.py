@@ -129,7 +129,7 @@ class Pair:
         assert self._process is None or self._process.poll() is not None, "it runs already"
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *SUPERVISOR_ARGUMENTS],
+                [sys.executable, *self._arguments()],
                 cwd=self.folder,
                 env=self._environment(os.pathsep.join(self._python_path)),
                 stdin=subprocess.DEVNULL,
@@ -210,13 +210,16 @@ class Pair:
 
     def runners(self) -> list[psutil.Process]:
         """Return the runner in a list, which is empty while there is none."""
+        return self._children("headgate.runner")
+
+    def _children(self, module: str) -> list[psutil.Process]:
         assert self._process is not None, "it was not started"
         found = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._process.pid).children():
                 # Between fork and exec a child still looks like the supervisor; a dead one has no command line.
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if "headgate.runner" in child.cmdline():
+                    if module in child.cmdline():
                         found.append(child)
         return found
 
@@ -259,6 +262,9 @@ class Pair:
         self.wait_until(lambda: not any(map(_is_alive, runners)), "the runner is gone with its supervisor")
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _arguments(self) -> Sequence[str]:
+        return SUPERVISOR_ARGUMENTS
 
     def failure(self, text: str) -> PairFailed:
         """Return an error that shows the end of the supervisor's log."""

@@ -83,8 +83,11 @@ def _print_broken(files: dict[str, str], *, whole: bool) -> None:
 @app.command()
 def show(ctx: typer.Context, dag: DagArgument, as_json: JsonOption = False) -> None:
     """Show a DAG and its tasks."""
+    from headgate.scheduling.signal_rules import rule_text
+
     with invocation(ctx).store() as store:
         line, spec = store.inspect.dag(dag)
+        rules = store.inspect.dag_facts(dag).rules
     record = fields(line, line.__struct_fields__)
     error = record.pop("import_error")
     record |= {
@@ -92,12 +95,14 @@ def show(ctx: typer.Context, dag: DagArgument, as_json: JsonOption = False) -> N
         "tags": spec.tags,
         "catchup": spec.catchup,
         "max_active_runs": spec.max_active_runs,
+        "end_on": [rule_text(rule) for rule in spec.end_on],
     }
     tasks = [_task_fields(task) for task in spec.tasks]
     if as_json:
-        print_record(record | {"import_error": error, "task_list": tasks}, as_json=True)
+        of_signals = {"signals": [fields(rule, rule.__struct_fields__) for rule in rules]}
+        print_record(record | {"import_error": error, "task_list": tasks} | of_signals, as_json=True)
         return
-    print_record(record, as_json=False)
+    print_record(record | {"signals": [str(rule) for rule in rules]}, as_json=False)
     print()
     print_table(tasks, _TASK_COLUMNS)
     if error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import secrets
 import shutil
@@ -21,19 +22,42 @@ from headgate.cli.invocation import CommandError, invocation
 # Started and never imported: they run triggers.
 MODULE = "headgate.testing.demo"
 POISON_MODULE = "headgate.testing.poison"
+BROKER_MODULE = "headgate.testing.brokers.demo"
+EVENTS = 10_000
+BROKER_EVENTS = 2_000  # each is published with a confirmation of the broker
 POISON_EVENTS_MIN = 20  # three of them are bad
 DATABASE_VARIABLE = "HEADGATE_DEMO_DATABASE"  # by which it takes the URL of its database
 EVENTS_MAX = 1_000_000  # the audit holds all of them in memory, for each subscriber
 KILLS_MAX = 1000
+
+
+class BrokerName(enum.StrEnum):
+    """A broker that the demo can start."""
+
+    redis = "redis"
+    postgres = "postgres"
+    rabbitmq = "rabbitmq"
+    nats = "nats"
+
+
 SUBSCRIBERS_MAX = 100  # each is a trigger of its own
 PARTITIONS_MAX = 64  # files the writer appends to; more show nothing more
 
 
 def demo(
     ctx: typer.Context,
-    events: Annotated[int, typer.Option(min=1, max=EVENTS_MAX, metavar="N", help="Events to write.")] = 10_000,
+    events: Annotated[
+        int | None,
+        typer.Option(min=1, max=EVENTS_MAX, metavar="N", help=f"Events to write: {EVENTS:,}, or {BROKER_EVENTS:,}."),
+    ] = None,
     kills: Annotated[
-        int, typer.Option(min=0, max=KILLS_MAX, metavar="K", help="SIGKILLs for the runner; the supervisor gets one.")
+        int,
+        typer.Option(
+            min=0,
+            max=KILLS_MAX,
+            metavar="K",
+            help="SIGKILLs for the runner, and one more for the supervisor; with --broker: all kills.",
+        ),
     ] = 5,
     subscribers: Annotated[
         int, typer.Option(min=1, max=SUBSCRIBERS_MAX, metavar="S", help="Watchers that share the stream.")
@@ -48,6 +72,10 @@ def demo(
     seed: Annotated[
         int | None, typer.Option(metavar="SEED", help="Kill at the same moments as an earlier run.")
     ] = None,
+    broker: Annotated[
+        BrokerName | None,
+        typer.Option(help="Read from a private server of this broker, and kill it as well."),
+    ] = None,
     poison: Annotated[
         bool, typer.Option("--poison", help="No kills: three messages that subscribers cannot take.")
     ] = False,
@@ -59,39 +87,55 @@ def demo(
     and one from which all derive too large an event. All other messages have to be stored, and these have to be whole
     dead letters of exactly these subscribers.
 
+    With --broker, the events come from a real broker: a server of its own, of whose program this machine must have one.
+    Supervisor, runner and broker are killed, at random moments and in the midst of what they do.
+
     The exit code is 0 only if that is so. The folder of a failed demo is kept.
     """
+    if broker is not None:
+        _refuse(ctx, "--broker", "poison", "partitions")
+    events = events or (EVENTS if broker is None else BROKER_EVENTS)
     if poison:
         _check_poison(ctx, events)
-    seed = secrets.randbelow(2**32) if seed is None else seed
+    plan: dict[str, int | str] = {"events": events}
+    plan |= {"partitions": partitions} if broker is None else {"broker": broker.value}
+    if not poison:
+        seed = secrets.randbelow(2**32) if seed is None else seed
+        plan |= {"kills": kills, "subscribers": subscribers, "seed": seed}
+    module = POISON_MODULE if poison else MODULE if broker is None else BROKER_MODULE
     # The URL of `headgate --db URL demo`; one from a file of settings or the environment may hold real data.
-    beside = db or invocation(ctx).flags.get("database_url")
+    raise typer.Exit(_prove(module, plan, db or invocation(ctx).flags.get("database_url"), keep=keep))
+
+
+def _prove(module: str, plan: dict[str, int | str], beside: str | None, *, keep: bool) -> int:
+    """Run the demo in a folder and on a database of its own; return its exit code."""
     with _database(beside, keep=keep) as (url, shown):
         folder = Path(tempfile.mkdtemp(prefix="headgate-demo-"))
-        print(f"demo in {folder}, on {shown}" + ("" if poison else f", seed {seed}"), flush=True)
-        plan = {"events": events, "partitions": partitions}
-        if not poison:
-            plan |= {"kills": kills, "subscribers": subscribers, "seed": seed}
+        print(f"demo in {folder}, on {shown}" + (f", seed {plan['seed']}" if "seed" in plan else ""), flush=True)
         code = 1
         try:
-            arguments = [str(folder), *(f"--{name}={number}" for name, number in plan.items())]
-            code = _run(POISON_MODULE if poison else MODULE, arguments, url)
+            code = _run(module, [str(folder), *(f"--{name}={value}" for name, value in plan.items())], url)
         finally:
             if code == 0 and not keep:
                 shutil.rmtree(folder)
             else:
                 print(f"kept: {folder}")
-    raise typer.Exit(code)
+    return code
 
 
 def _check_poison(ctx: typer.Context, events: int) -> None:
     """Refuse options that have no effect together with ``--poison``. Raises `CommandError`."""
-    for name in ("kills", "subscribers", "seed"):
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise CommandError(f"--poison has no --{name}", exit_code=2)
+    _refuse(ctx, "--poison", "kills", "subscribers", "seed")
     if events < POISON_EVENTS_MIN:
         raise CommandError(f"--poison needs --events {POISON_EVENTS_MIN} or more", exit_code=2)
+
+
+def _refuse(ctx: typer.Context, option: str, *others: str) -> None:
+    """Raise `CommandError` if one of these is given, which have no effect together with ``option``."""
+    for name in others:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise CommandError(f"{option} has no --{name}", exit_code=2)
 
 
 def _run(module: str, arguments: list[str], url: str | None) -> int:

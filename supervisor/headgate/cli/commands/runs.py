@@ -80,12 +80,19 @@ def show(ctx: typer.Context, dag: DagArgument, run: RunArgument, as_json: JsonOp
         found = store.inspect.run(dag, run)
         of_run = partial(store.inspect.tasks, dag=dag, run_id=found.line.run_id)
         tasks = list(pages(of_run, None))
+        signals = store.inspect.run_signals(found.line.id)
+        ends = store.inspect.run_end_rules(found.line.id)
     record = fields(found.line, found.line.__struct_fields__)
     record |= {"data_interval_start": found.data_interval_start, "data_interval_end": found.data_interval_end}
     record["conf"] = payload(found.conf)
     record["events"] = [
         f"{id_} of {asset}{' (superseded)' if is_superseded else ''}" for id_, asset, is_superseded in found.events
     ]
+    record["signals"] = [
+        f"version {version} of {key}{' (superseded)' if is_superseded else ''}"
+        for _, key, version, is_superseded in signals
+    ]
+    record["end_on"] = [str(rule) for rule in ends]
     if as_json:
         whole = [fields(task, task.__struct_fields__) for task in tasks]
         print_record(record | {"task_list": whole}, as_json=True)

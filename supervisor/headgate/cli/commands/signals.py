@@ -56,6 +56,9 @@ def send(
     run: Annotated[
         tuple[str, str] | None, typer.Option(metavar="DAG RUN", help="For this run alone: a run_id, or `latest`.")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option(metavar="DAG", help="Start a run of this DAG with it, unless one is open.")
+    ] = None,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,15 +66,27 @@ def send(
     from headgate.client.signals import automatic_dedup
     from headgate.store.signals.sending import NewSignal
 
+    if run is not None and start is not None:
+        raise CommandError("--start goes without --run: a run that is new has no name yet", exit_code=2)
     data = encode_value(json_value(value, "JSON"), where="value", bytes_max=SIGNAL_BYTES_MAX)
     with invocation(ctx).store() as store:
         dag_run = None if run is None else store.signals.run(*run)
         said = SignalSend(key, data, automatic_dedup() if dedup is None else dedup, namespace, run is not None)
-        (sent,) = store.signals.send([NewSignal.of(said, f"command of {user_name()}", dag_run)])
+        new, started = NewSignal.of(said, f"command of {user_name()}", dag_run), None
+        is_paused = start is not None and store.inspect.dag(start)[0].is_paused
+        if start is None:
+            (sent,) = store.signals.send([new])
+        else:
+            (sent,), started = store.signals.send_and_start([new], start)
+    record = {"namespace": namespace, "key": key, "version": sent.version, "is_new": sent.is_new}
     if as_json:
-        print_record({"namespace": namespace, "key": key, "version": sent.version, "is_new": sent.is_new}, as_json=True)
+        print_record(record | ({} if start is None else {"run_id": started}), as_json=True)
     elif sent.is_new:
         print(f"sent version {sent.version} of {key}")
+        if start is not None:
+            print(f"a run of {start} is open already" if started is None else f"created run {started} of {start}")
+        if is_paused and started is not None:
+            print(f"the DAG is paused: the run waits for `headgate dags unpause {start}`")
     else:
         print(f"version {sent.version} of {key} was sent under the same name before: nothing is sent")
 
@@ -179,7 +194,9 @@ def show(
     print_record(record, as_json=False)
     if waiting:
         print()
-        print_table(waiting, ("dag", "run_id", "task_id", "seen_version", "has_rule"))
+        columns = ("dag", "run_id", "task_id", "seen_version", "has_rule")
+        asked = ("is_asked", "error") if any(task.is_asked or task.error for task in waiting) else ()
+        print_table(waiting, (*columns, *asked))
 
 
 @app.command()

@@ -15,6 +15,9 @@ def up(
     ctx: typer.Context,
     dags: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of the DAG files.")] = None,
     workers: Annotated[int | None, typer.Option(metavar="N", help="Worker processes.")] = None,
+    endless_workers_max: Annotated[
+        int | None, typer.Option(metavar="N", help="Worker processes for endless tasks, beside these.")
+    ] = None,
     capacity: Annotated[int | None, typer.Option(metavar="N", help="Run at most N triggers.")] = None,
     queues: Annotated[
         str | None, typer.Option(metavar="A,B", help="Run tasks and triggers of these queues only.")
@@ -31,7 +34,12 @@ def up(
     """
     with without_collections():
         settings = invocation(ctx).settings(
-            dags_folder=dags, workers=workers, capacity=capacity, queues=queues, capture=capture
+            dags_folder=dags,
+            workers=workers,
+            endless_workers_max=endless_workers_max,
+            capacity=capacity,
+            queues=queues,
+            capture=capture,
         )
         from headgate.store.db import schema
         from headgate.store.db.engine import open_engine

@@ -1,4 +1,4 @@
-"""``headgate why``: why a task or a trigger is waiting."""
+"""``headgate why``: why a task or a trigger is waiting, or why a DAG has no run."""
 
 from __future__ import annotations
 
@@ -25,25 +25,33 @@ def why(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="TRIGGER | DAG RUN [TASK]",
+            metavar="TRIGGER | DAG [RUN [TASK]]",
             help="A trigger's id or its watcher's name; or a task, or an instance of one, TASK[17]; "
-            "or a run, for all of its tasks that wait.",
+            "or a run, for all of its tasks that wait; or a DAG, for its next run.",
         ),
     ],
     as_json: JsonOption = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Print whole errors, too.")] = False,
 ) -> None:
-    """Print why a task or a trigger is waiting, and what happens next.
+    """Print why a task or a trigger is waiting, or when a DAG has its next run, and what happens next.
 
     Errors are told in one line; `--traceback` prints all of them. The answer is from the database; the progress of a
     running trigger is in the log of its supervisor.
     """
+    from headgate.store.errors import NoSuchRow
+
     call = invocation(ctx)
     liveness = liveness_here(call.settings().lease_silence_max_s)
     with call.store() as store:
         match names:
-            case [trigger]:
-                trigger_id = store.inspect.find_trigger(trigger)
+            case [name]:
+                try:
+                    trigger_id = store.inspect.find_trigger(name)
+                except NoSuchRow:
+                    if not store.inspect.has_dag(name):
+                        raise
+                    _print(store.inspect.why_dag(name), as_json, traceback)
+                    return
                 _print(store.inspect.why_trigger(trigger_id, liveness=liveness), as_json, traceback)
             case [dag, run]:
                 _explain_run(store, dag, run, liveness, as_json, traceback)
@@ -53,7 +61,7 @@ def why(
                         print()
                     _print(store.inspect.why_task(found, liveness=liveness), as_json, traceback)
             case _:
-                raise CommandError("name a trigger, or a DAG and a run, or a DAG, a run and a task", exit_code=2)
+                raise CommandError("name a trigger; or a DAG, or it and a run, or these and a task", exit_code=2)
 
 
 def liveness_here(silence_max_s: float) -> Liveness:

@@ -9,13 +9,16 @@ from typing import Any
 import msgspec
 from sqlalchemy import Label, Select, and_, case, func, select
 
-from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskState
+from headgate.protocol.messages.dags import DagSpec, TaskState
+from headgate.protocol.messages.schedules import AssetSchedule, CronSchedule, EventSchedule, SignalSchedule
+from headgate.scheduling.signal_rules import rule_text
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow, SpecUnreadable
 from headgate.store.tables import (
     dag,
     dag_run,
+    dag_signal,
     import_error,
     pool,
     task_instance,
@@ -40,8 +43,8 @@ RUN_STATE: Label[str] = case((_waits, "queued"), else_=dag_run.c.state).label("s
 class DagLine(msgspec.Struct, frozen=True):
     """One DAG in a list; ``name`` is None for a file that could never be parsed.
 
-    ``waiting_events``: events of its assets that have had no run yet. ``next_run_at``: by its cron schedule.
-    ``import_error``: the error of its file, with the traceback; the DAG is the last valid version.
+    ``waiting_events``: events of its assets, or signals, that have had no run yet. ``next_run_at``: by its cron
+    schedule. ``import_error``: the error of its file, with the traceback; the DAG is the last valid version.
     """
 
     name: str | None
@@ -73,11 +76,13 @@ class PoolLine(msgspec.Struct, frozen=True):
 # --- DAGs ----------------------------------------------------------------------------------------
 
 
-def _contract_text(schedule: AssetSchedule) -> str:
+def _contract_text(schedule: EventSchedule) -> str:
+    what = "event" if isinstance(schedule, AssetSchedule) else "signal"
     if schedule.contract == "batch":
         late = "" if schedule.batch_seconds is None else f" or after {schedule.batch_seconds:g} s"
-        return f"{schedule.batch_count} events{late} of"
-    return {"all": "an event of all of", "each": "each event of", "latest": "the latest event of"}[schedule.contract]
+        return f"{schedule.batch_count} {what}s{late} of"
+    of_all = "an event of all of" if what == "event" else "a signal of all of"
+    return {"all": of_all, "each": f"each {what} of", "latest": f"the latest {what} of"}[schedule.contract]
 
 
 def schedule_text(spec: DagSpec) -> str:
@@ -89,6 +94,8 @@ def schedule_text(spec: DagSpec) -> str:
             return cron if timezone == "UTC" else f"{cron} ({timezone})"
         case AssetSchedule():
             return f"{_contract_text(spec.schedule)} {', '.join(spec.schedule.assets)}"
+        case SignalSchedule(rules=rules):
+            return f"{_contract_text(spec.schedule)} {'; '.join(map(rule_text, rules))}"
 
 
 _NEWEST_RUN = select(dag_run.c.dag_id, func.max(dag_run.c.id).label("id")).group_by(dag_run.c.dag_id).subquery("newest")
@@ -105,9 +112,16 @@ _ACTIVE_RUNS = (
 _WAITING = (
     select(waiting_event.c.dag_id, func.count().label("events")).group_by(waiting_event.c.dag_id).subquery("waiting")
 )
+_SIGNALS = (
+    select(dag_signal.c.dag_id, func.count().label("signals"))
+    .where(dag_signal.c.dag_run_id.is_(None))
+    .group_by(dag_signal.c.dag_id)
+    .subquery("signals")
+)
+_EVENTS = (func.coalesce(_WAITING.c.events, 0) + func.coalesce(_SIGNALS.c.signals, 0)).label("events")
 _DAGS = (
     select(
-        *(dag.c.name, dag.c.spec, dag.c.is_paused, _ACTIVE_RUNS.c.active, _ACTIVE_RUNS.c.queued, _WAITING.c.events),
+        *(dag.c.name, dag.c.spec, dag.c.is_paused, _ACTIVE_RUNS.c.active, _ACTIVE_RUNS.c.queued, _EVENTS),
         *(dag.c.next_run_at, dag_run.c.run_id, RUN_STATE, dag_run.c.created_date),
         *(dag.c.file, dag.c.parsed_at, import_error.c.error),
     )
@@ -115,6 +129,7 @@ _DAGS = (
         dag.outerjoin(import_error, import_error.c.file == dag.c.file)
         .outerjoin(_ACTIVE_RUNS, _ACTIVE_RUNS.c.dag_id == dag.c.id)
         .outerjoin(_WAITING, _WAITING.c.dag_id == dag.c.id)
+        .outerjoin(_SIGNALS, _SIGNALS.c.dag_id == dag.c.id)
         .outerjoin(_NEWEST_RUN, _NEWEST_RUN.c.dag_id == dag.c.id)
         .outerjoin(dag_run, and_(dag_run.c.id == _NEWEST_RUN.c.id, IS_PRESENT))
     )

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from headgate.scheduling import status, why_tasks, why_triggers
+from headgate.scheduling import contracts, status, why_tasks, why_triggers
 from headgate.scheduling.why import Answer
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading
 from headgate.store.inspect import status_facts, why_facts
-from headgate.store.inspect.dags import DagInspection
 from headgate.store.inspect.event_log import EventInspection
 from headgate.store.inspect.letters import LetterInspection
 from headgate.store.inspect.runs import RunInspection, TaskRef
+from headgate.store.inspect.signal_places import DagPlaces, RunSignals
+from headgate.store.inspect.streams import StreamInspection
 from headgate.store.inspect.triggers import TriggerInspection
 from headgate.store.inspect.why_facts import BY_SILENCE, Liveness
 
 
-class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspection, LetterInspection):
+class Inspection(
+    DagPlaces, RunInspection, RunSignals, TriggerInspection, StreamInspection, EventInspection, LetterInspection
+):
     """All read-only queries, `headgate why` and `headgate status`."""
 
     @reading
@@ -42,6 +45,10 @@ class Inspection(DagInspection, RunInspection, TriggerInspection, EventInspectio
         facts = why_facts.trigger_facts(tx, trigger_id, liveness=liveness)
         is_unowned = facts.owner is None
         return why_triggers.explain_trigger(facts, why_facts.supervisors(tx, liveness=liveness, exactly=is_unowned))
+
+    def why_dag(self, name: str) -> Answer:
+        """Say when a DAG has its next run, and what has to happen before. Raises `NoSuchRow`."""
+        return contracts.explain_dag(self.dag_facts(name))
 
     @reading
     def status(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[status.Problem]:

@@ -63,7 +63,8 @@ class TaskLine(msgspec.Struct, frozen=True):
 
     One with a ``map_index`` is an instance of a mapped task. The task itself has the number of its ``instances`` by
     state, and, once that is known, of all that it is to have, its ``map_length``; its state is that of all of them.
-    ``map_name`` is the name of an instance of a mapped task, if it has one.
+    ``map_name`` is the name of an instance of a mapped task, if it has one. An ``is_endless`` one has lost its worker
+    ``moves`` times in a row, and no worker gets it before ``begins_at``.
     """
 
     id: int
@@ -86,6 +87,9 @@ class TaskLine(msgspec.Struct, frozen=True):
     map_index: int = -1
     map_length: int | None = None
     instances: dict[str, int] | None = None
+    is_endless: bool = False
+    moves: int = 0
+    begins_at: datetime | None = None
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ from headgate.protocol.messages.rules import TaskRule, rule_name
 from headgate.scheduling import signal_rules
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
+    EndlessFacts,
     Pool,
     RuleFacts,
     RunState,
@@ -114,6 +115,7 @@ def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False) 
     counted = counted.limit(row.capacity if exactly else OWNED_COUNTED_MAX)
     triggers = select(func.count()).select_from(counted.subquery())
     tasks = select(func.count()).where(_C.triggerer_id == row.id)
+    endless = tasks.where(_C.is_endless)
     return Supervisor(
         epoch=row.id,
         hostname=row.hostname,
@@ -123,6 +125,8 @@ def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False) 
         capacity=row.capacity,
         queues=tuple(queue for queue in row.queues.split(",") if queue),
         workers=row.workers,
+        endless_workers=row.endless_workers,
+        endless_tasks=tx.connection.execute(endless).scalar_one(),
         open_triggers=tx.connection.execute(triggers).scalar_one(),
         tasks=tx.connection.execute(tasks).scalar_one(),
     )
@@ -301,9 +305,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
             if name in upstream:
                 upstream[name] = instance_name(name, task.map_index)
                 states[name], seen[name] = at, frozenset({at})
-    waits_for = None
-    if row.trigger_id is not None:
-        waits_for = trigger_facts(tx, row.trigger_id, liveness=liveness)
+    waits_for = None if row.trigger_id is None else trigger_facts(tx, row.trigger_id, liveness=liveness)
     return TaskFacts(
         dag=task.dag,
         run_id=task.run_id,
@@ -340,6 +342,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         seen={shown: seen[name] for name, shown in upstream.items() if name in seen},
         rules=_rules(tx, task.id, spec),
         is_ending=bool(row.is_ending),
+        endless=EndlessFacts(row.moves, _until(tx.now, row.begins_at)) if row.is_endless else None,
     )
 
 
@@ -369,6 +372,9 @@ def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None) -> tuple[Rul
                 met_version=None if row is None else row.met_version,
                 seen_version=0 if row is None else row.seen_version,
                 last_version=last,
+                asks="no" if row is None or not row.asks else "yes" if row.ask_at is None else "now",
+                error=None if row is None else row.decision_error,
+                decided=None if row is None else row.decided,
             )
         )
     return tuple(told)

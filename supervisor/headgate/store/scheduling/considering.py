@@ -3,7 +3,8 @@
 Each wait is held against the versions of its key, in their order, each once. The first that fits ends a sensor: it is
 stored as the event of the wait's trigger, and from there on everything is as with the event of any other trigger. The
 newest that fits meets a rule (I29): it is kept with the rule, and the run is flagged, so that the rule acts when the
-run is evaluated (`headgate.store.scheduling.rules`). Place and effect are one transaction.
+run is evaluated (`headgate.store.scheduling.rules`). All that fit a rule of a DAG wait for its runs (I32). Place and
+effect are one transaction.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from headgate.protocol.messages.runner import FiredEvent
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx
 from headgate.store.db.verbs import Verbs, leased
-from headgate.store.ids import Epoch, TriggerId
-from headgate.store.signals import subscriptions, waits
+from headgate.store.ids import DagRowId, Epoch, TriggerId
+from headgate.store.signals import dag_signals, ticks, waits
 from headgate.store.signals.waits import OpenWait
 from headgate.store.tables import signal, signal_key
 from headgate.store.tasks import deferral, task_rows
@@ -31,14 +32,19 @@ PAGE_VERSIONS_MAX = 20  # read at once, and held against one wait in one transac
 
 
 class Considered(msgspec.Struct, frozen=True):
-    """Result of one transaction: how many sensors have ended, how many rules were met; whether there may be more."""
+    """Result of one transaction: how many sensors have ended, how many rules were met; whether there may be more.
+
+    About ``asked`` rules users' code is to decide. ``for_runs`` signals wait for runs now.
+    """
 
     tasks: int = 0
     rules: int = 0
     has_more: bool = False
+    asked: int = 0
+    for_runs: int = 0
 
 
-class _Version(NamedTuple):
+class Version(NamedTuple):
     """One version of a key; ``dag_run_id`` is set if it is for that run alone."""
 
     version: int
@@ -48,7 +54,7 @@ class _Version(NamedTuple):
     id: int
 
 
-_PAGE = Prepared(
+PAGE = Prepared(
     select(signal.c.version, signal.c.value, signal.c.dag_run_id, signal.c.sent_at, signal.c.id)
     .select_from(signal.join(signal_key))
     .where(
@@ -74,7 +80,7 @@ class SignalDutyVerbs(Verbs):
     @leased
     def tick(self, tx: LeasedTx, *, limit: int = CONSIDERED_MAX) -> int:
         """Have rules about the time be met that are due, by the database's clock; return how many."""
-        return subscriptions.tick(tx, limit)
+        return ticks.tick(tx, limit)
 
     @leased
     def _consider(self, tx: LeasedTx, limit: int) -> Considered:
@@ -82,7 +88,10 @@ class SignalDutyVerbs(Verbs):
         if not found:
             return Considered(has_more=waits.unmark_keys(tx, limit))
         looks = _Looks(tx)
-        met = sum(looks.look_for_rule(wait) for wait in found if wait.trigger_id is None)
+        of_rules = [wait for wait in found if wait.trigger_id is None and wait.dag_id is None and not wait.asks]
+        met = sum(looks.look_for_rule(wait) for wait in of_rules)
+        for_runs = sum(looks.look_for_dag(wait, wait.dag_id) for wait in found if wait.dag_id is not None)
+        asked = sum(looks.look_for_decision(wait) for wait in found if wait.asks)
         ended: dict[OpenWait, FiredEvent] = {}
         for wait in found:
             if wait.trigger_id is not None and (version := looks.look(wait, wait.trigger_id)) is not None:
@@ -95,7 +104,7 @@ class SignalDutyVerbs(Verbs):
         for wait in ended:
             waits.end(tx, wait)
         marks.reach("signals.considered")
-        return Considered(len(ended), met, has_more=True)
+        return Considered(len(ended), met, has_more=True, asked=asked, for_runs=for_runs)
 
 
 class _Looks:
@@ -103,9 +112,9 @@ class _Looks:
 
     def __init__(self, tx: LeasedTx) -> None:
         self._tx = tx
-        self._pages: dict[tuple[str, str, int], list[_Version]] = {}
+        self._pages: dict[tuple[str, str, int], list[Version]] = {}
 
-    def look(self, wait: OpenWait, trigger_id: TriggerId) -> _Version | None:
+    def look(self, wait: OpenWait, trigger_id: TriggerId) -> Version | None:
         """Return the version that ends a sensor; else move its wait behind those that do not, and return None."""
         if task_rows.locked_by_trigger(self._tx, trigger_id) is None:
             waits.end(self._tx, wait)  # a user has cleared or marked the task, or its timeout was over
@@ -126,10 +135,29 @@ class _Looks:
         to = met.version if wait.takes_each else self._end_of_page(wait)
         waits.move(self._tx, wait, to, is_held=wait.takes_each)
         waits.meet(self._tx, wait, met.version, met.value, met.sent_at, met.id)
+        assert wait.dag_run_id is not None, "only rules of DAGs are for all runs"
         self._tx.mark_run_dirty(wait.dag_run_id)
         return True
 
-    def _fitting(self, wait: OpenWait) -> list[_Version]:
+    def look_for_dag(self, wait: OpenWait, dag_id: DagRowId) -> int:
+        """Have the versions that meet a rule of a DAG wait for its runs, and move it behind them; return how many."""
+        fitting = self._fitting(wait)
+        rows = [(wait.namespace, wait.key, one.version, one.value, one.sent_at) for one in fitting]
+        if rows:
+            dag_signals.keep(self._tx, dag_id, wait.id, rows)
+        waits.move(self._tx, wait, self._end_of_page(wait))
+        return len(rows)
+
+    def look_for_decision(self, wait: OpenWait) -> bool:
+        """Move a rule to the first version that fits, about which users' code is to decide; return whether one does."""
+        fitting = self._fitting(wait)
+        if fitting:
+            waits.ask(self._tx, wait, fitting[0].version)
+        else:
+            waits.move(self._tx, wait, self._end_of_page(wait))
+        return bool(fitting)
+
+    def _fitting(self, wait: OpenWait) -> list[Version]:
         """Return the versions on the next page that are for the run of a wait, and meet its predicate."""
         predicate = decode_predicate(wait.predicate)
         return [
@@ -145,17 +173,17 @@ class _Looks:
         # A page that was read after the wait may have versions that were sent meanwhile: they are held against it, too.
         return newest if len(page) == PAGE_VERSIONS_MAX else max(wait.last_version, newest)
 
-    def _page(self, wait: OpenWait) -> list[_Version]:
+    def _page(self, wait: OpenWait) -> list[Version]:
         """Return versions of a key from a place on; maybe newer ones than the wait knows of."""
         place = (wait.namespace, wait.key, wait.seen_version)
         if place not in self._pages:
             where = {"namespace": wait.namespace, "key": wait.key, "after": wait.seen_version}
-            rows = _PAGE.run(self._tx.connection, **where, limit=PAGE_VERSIONS_MAX).fetchall()
-            self._pages[place] = [_Version(row[0], bytes(row[1]), *row[2:]) for row in rows]
+            rows = PAGE.run(self._tx.connection, **where, limit=PAGE_VERSIONS_MAX).fetchall()
+            self._pages[place] = [Version(row[0], bytes(row[1]), *row[2:]) for row in rows]
         return self._pages[place]
 
 
-def _event(trigger_id: TriggerId, met: _Version) -> FiredEvent:
+def _event(trigger_id: TriggerId, met: Version) -> FiredEvent:
     """Return the event that ends a sensor: the value of the signal becomes that of the task, encoded as it is."""
     xcoms = b'"version":%d' % met.version
     if met.value != b"null":

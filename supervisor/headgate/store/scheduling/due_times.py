@@ -27,11 +27,13 @@ from headgate.store.db.times import DatabaseNow, read
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import single_statement
 from headgate.store.ids import Epoch
-from headgate.store.signals import waits
+from headgate.store.scheduling import deciding
+from headgate.store.signals import dag_signals, waits
 from headgate.store.tables import (
     asset_subscription,
     dag,
     dag_run,
+    dag_signal,
     signal_wait,
     task_instance,
     task_stream,
@@ -54,9 +56,10 @@ class Due(msgspec.Struct, frozen=True):
     ``in_s`` is for the scheduler: the next retry, timeout of a deferral, start of a periodic task, scheduled run, or
     batch of events, of a run or of a stream.
     ``deadline_in_s`` is for the executor: the first end of an execution_timeout among the epoch's own tasks.
-    ``has_dirty``: there are runs to evaluate. ``has_waiting``: there are events that wait for runs. ``has_orphans``:
-    there are tasks whose supervisor is gone. ``has_reopening``: there are triggers of streams to be opened again.
-    ``has_signals``: there are signals that tasks may wait for.
+    ``has_dirty``: there are runs to evaluate. ``has_waiting``: there are events, or signals, that wait for runs.
+    ``has_orphans``: there are tasks whose supervisor is gone. ``has_reopening``: there are triggers of streams to be
+    opened again. ``has_signals``: there are signals that tasks, or DAGs, may wait for. ``ask_in_s``: until users' code
+    is to be asked about signals, about which it is not asked now.
     """
 
     in_s: float | None
@@ -66,6 +69,7 @@ class Due(msgspec.Struct, frozen=True):
     has_orphans: bool
     has_reopening: bool
     has_signals: bool
+    ask_in_s: float | None = None
 
 
 def _row(
@@ -82,6 +86,8 @@ def _row(
 _OPEN_DAG = and_(dag.c.is_paused.is_(False), dag.c.removed_at.is_(None))
 _GONE = and_(_C.triggerer_id.is_not(None), or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None)))
 _WAITING = waiting_event.join(asset_subscription, SUBSCRIBED).join(dag, dag.c.id == waiting_event.c.dag_id)
+_SIGNALS = dag_signal.join(dag, dag.c.id == dag_signal.c.dag_id)
+_HAS_SIGNALS = exists(select(dag_signal.c.id).select_from(_SIGNALS).where(dag_signals.IS_WAITING, _OPEN_DAG))
 # If a DAG has as many active runs as it may have, its next one is not due, and must not hide later dates of others.
 _HAS_ROOM = (
     select(func.count())
@@ -109,15 +115,23 @@ def _due(readable: ColumnElement[bool]) -> CompoundSelect[Any]:
         _row("timeout", func.min(_C.trigger_timeout)).where(is_in(TaskState.DEFERRED)),
         _row("stream", func.min(task_stream.c.due_at)).where(task_stream.c.due_at.is_not(None)),
         _row("tick", func.min(signal_wait.c.due_at)).where(signal_wait.c.due_at.is_not(None)),
+        _row("ask", deciding.NEXT_AT.scalar_subquery()),
         _row("run", next_run_at),
         _row("batch", func.min(waiting_event.c.stored_at), asset_subscription.c.batch_seconds)
         .select_from(_WAITING)
         .where(asset_subscription.c.batch_seconds.is_not(None), _OPEN_DAG, readable)
         .group_by(dag.c.id, dag.c.max_active_runs, asset_subscription.c.batch_seconds)
         .having(_HAS_ROOM),
+        _row("batch", func.min(dag_signal.c.sent_at), signal_wait.c.batch_seconds)
+        .select_from(_SIGNALS.join(signal_wait, signal_wait.c.id == dag_signal.c.wait_id))
+        .where(dag_signals.IS_WAITING, signal_wait.c.batch_seconds.is_not(None), _OPEN_DAG, readable)
+        .group_by(dag.c.id, dag.c.max_active_runs, signal_wait.c.batch_seconds)
+        .having(_HAS_ROOM),
         _row("deadline", func.min(_C.deadline)).where(_C.triggerer_id == bindparam("epoch")),
         _row("dirty").where(exists(select(dag_run.c.id).where(text("dag_run.needs_look")))),
-        _row("waiting").where(exists(select(waiting_event.c.dag_id).select_from(_WAITING).where(_OPEN_DAG))),
+        _row("waiting").where(
+            or_(exists(select(waiting_event.c.dag_id).select_from(_WAITING).where(_OPEN_DAG)), _HAS_SIGNALS)
+        ),
         _row("reopening").where(exists(reopening.free())),
         _row("signals").where(or_(*waits.WORK)),
         _row("orphans").where(exists(select(_C.id).join(triggerer, triggerer.c.id == _C.triggerer_id).where(_GONE))),
@@ -134,7 +148,7 @@ class DueVerbs(GraphVerbs):
     def next_due(self, tx: Tx, epoch: Epoch) -> Due:
         """Return how long there is nothing to do, by the database's clock. One statement, if all DAGs are readable."""
         now = None if tx.clock is None else tx.now
-        times: dict[str, list[float]] = {"timed": [], "deadline": []}
+        times: dict[str, list[float]] = {"timed": [], "deadline": [], "ask": []}
         flags = set()
         for kind, moment, plus_s in _DUE.run(tx, self.graphs.unreadable(tx), epoch=epoch).fetchall():
             if kind == "now":
@@ -144,7 +158,7 @@ class DueVerbs(GraphVerbs):
             elif moment is not None:
                 assert now is not None, "its row is the first"
                 in_s = (read(tx.connection, moment) - now).total_seconds() + float(plus_s)
-                times["deadline" if kind == "deadline" else "timed"].append(in_s)
+                times[kind if kind in times else "timed"].append(in_s)
         return Due(
             in_s=min(times["timed"], default=None),
             deadline_in_s=min(times["deadline"], default=None),
@@ -153,4 +167,5 @@ class DueVerbs(GraphVerbs):
             has_orphans="orphans" in flags,
             has_reopening="reopening" in flags,
             has_signals="signals" in flags,
+            ask_in_s=min(times["ask"], default=None),
         )

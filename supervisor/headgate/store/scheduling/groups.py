@@ -133,15 +133,17 @@ class _Look:
         if self._stopped is not None:
             self._to_stop = rows
             return None
-        if may_start and made < there.length:
+        # Some tasks may have fewer than others, if a user had ended these tasks early and has cleared them.
+        least = min(own.made for own in owns)
+        if may_start and least < there.length:
             target = min(made + self._spec.window - self._count_indexes(UNFINISHED), there.length)
             most = max(self._limit // len(open_tasks), 1)
-            made = min(
+            least = min(
                 self._make(own, task, range(own.made, min(own.made + most, target)))
                 for task, own in zip(open_tasks, owns, strict=True)
             )
-            self._is_done = made >= target
-        if there.is_complete and self._remove_surplus(there.length) and made >= there.length:
+            self._is_done = least >= target
+        if there.is_complete and self._remove_surplus(there.length) and least >= there.length:
             event = "expanded" if there.length else "expanded_to_nothing"
             for task, row in zip(open_tasks, rows, strict=True):
                 if TaskState.NONE not in self._seen.mapped.get(task.task_id, ()):

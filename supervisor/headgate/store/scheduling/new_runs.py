@@ -1,23 +1,27 @@
-"""The creation of runs that no user asked for: by the clock, and by the events of assets."""
+"""The creation of runs that no user asked for: by the clock, by the events of assets, and by signals."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Final, Protocol
 
 import msgspec
 
-from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec
+from headgate.protocol import marks
+from headgate.protocol.messages.dags import DagSpec
+from headgate.protocol.messages.schedules import AssetSchedule, CronSchedule, EventSchedule, SignalSchedule
 from headgate.scheduling import contracts, timetable
-from headgate.scheduling.contracts import AssetRun
+from headgate.scheduling.contracts import EventRun, Waiting
 from headgate.scheduling.timetable import NoMoment
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
-from headgate.store.ids import DagRowId, Epoch
+from headgate.store.ids import DagRowId, DagRunId, Epoch
+from headgate.store.signals import dag_signals
 from headgate.store.tasks import dags, schedules
-from headgate.store.tasks.dags import NewRun
+from headgate.store.tasks.dags import NewRun, RunType
 from headgate.store.tasks.graphs import Graphs, GraphVerbs
 from headgate.store.tasks.schedules import DueDag
 from headgate.store.triggers import assets
@@ -63,14 +67,39 @@ class NewRunVerbs(GraphVerbs):
         new.more = new.more or len(locked) == limit or bool(new.made)
         return new
 
-    def create_asset_runs(self, epoch: Epoch, *, limit: int = RUNS_MAX) -> NewRuns:
-        """Create up to ``limit`` runs for events of assets. If none can be created, it only reads."""
+    def create_event_runs(self, epoch: Epoch, *, limit: int = RUNS_MAX) -> NewRuns:
+        """Create up to ``limit`` runs for events of assets, or for signals. If none can be created, it only reads."""
         with self.database.reading() as tx:
-            ready = [one for one in assets.backlogs(tx) if _has_work(tx, self.graphs, one)]
+            ready = [
+                (source, one) for source in SOURCES for one in source.backlogs(tx) if _has_work(tx, self.graphs, one)
+            ]
         if not ready:
             return NewRuns()
         with self.database.leased(epoch) as leased_tx:
             return _create_event_runs(leased_tx, self.graphs, ready, limit=limit)
+
+
+class Source(Protocol):
+    """A module with what waits for the runs of DAGs: events of assets, or signals."""
+
+    def backlogs(self, tx: Tx) -> list[Backlogged]:
+        """Return the DAGs for which something waits."""
+        ...
+
+    def waiting(self, tx: Tx, dag_id: DagRowId, limit: int | None) -> list[Waiting]:
+        """Return what waits for a DAG, the oldest first. The caller has locked the DAG."""
+        ...
+
+    def take(self, tx: Tx, dag_id: DagRowId, dag_run_id: DagRunId, run: EventRun) -> None:
+        """Assign to a run what it was created for."""
+        ...
+
+    def drop_oldest(self, tx: Tx, dag_id: DagRowId) -> int:
+        """Drop the oldest, if more than `WAITING_EVENTS_MAX` wait; return their number."""
+        ...
+
+
+SOURCES: Final[tuple[Source, ...]] = (assets, dag_signals)
 
 
 # --- by the clock --------------------------------------------------------------------------------
@@ -89,7 +118,7 @@ def _create_scheduled(tx: Tx, due: DueDag, spec: DagSpec, schedule: CronSchedule
         logical_date=interval.start,
         interval=(interval.start, interval.end),
     )
-    if dags.insert_run(tx, due.id, spec.tasks, run) is not None:
+    if dags.insert_run(tx, due.id, spec, run) is not None:
         new.made.append((due.name, run.run_id))
     schedules.set_next(tx, due.id, next_)
 
@@ -102,23 +131,25 @@ def _has_work(tx: Tx, graphs: Graphs, one: Backlogged) -> bool:
     return one.backlog.events > WAITING_EVENTS_MAX or _is_ready(one, _schedule(tx, graphs, one), tx.now)
 
 
-def _is_ready(one: Backlogged, schedule: AssetSchedule | None, now: datetime) -> bool:
+def _is_ready(one: Backlogged, schedule: EventSchedule | None, now: datetime) -> bool:
     if schedule is None or one.is_held or one.room <= 0:
         return False
     return contracts.is_ready(schedule, one.backlog, now)
 
 
-def _schedule(tx: Tx, graphs: Graphs, one: Backlogged) -> AssetSchedule | None:
+def _schedule(tx: Tx, graphs: Graphs, one: Backlogged) -> EventSchedule | None:
     try:
         schedule = graphs.get(tx, one.dag_id, one.spec_hash).spec.schedule
     except SpecUnreadable:
         return None  # its events wait for a supervisor that can read it
-    return schedule if isinstance(schedule, AssetSchedule) else None
+    return schedule if isinstance(schedule, AssetSchedule | SignalSchedule) else None
 
 
-def _create_event_runs(tx: LeasedTx, graphs: Graphs, ready: Sequence[Backlogged], *, limit: int) -> NewRuns:
+def _create_event_runs(
+    tx: LeasedTx, graphs: Graphs, ready: Sequence[tuple[Source, Backlogged]], *, limit: int
+) -> NewRuns:
     new = NewRuns()
-    for one in ready:
+    for source, one in ready:
         if len(new.made) >= limit:
             new.more = True
             break
@@ -126,7 +157,7 @@ def _create_event_runs(tx: LeasedTx, graphs: Graphs, ready: Sequence[Backlogged]
             new.more = True
             continue
         if one.backlog.events > WAITING_EVENTS_MAX:
-            new.dropped[one.name] = assets.drop_oldest(tx, one.dag_id)
+            new.dropped[one.name] = source.drop_oldest(tx, one.dag_id)
         schedule = _schedule(tx, graphs, one)
         if schedule is None or one.is_held:
             continue
@@ -134,20 +165,23 @@ def _create_event_runs(tx: LeasedTx, graphs: Graphs, ready: Sequence[Backlogged]
         room = min(limit - len(new.made), spec.max_active_runs - dags.count_active_runs(tx, one.dag_id))
         if room <= 0:
             continue
-        waiting = assets.waiting(tx, one.dag_id, contracts.rows_needed(schedule, room))
+        waiting = source.waiting(tx, one.dag_id, contracts.rows_needed(schedule, room))
         for run in contracts.runs_of(schedule, waiting, tx.now, room=room):
-            new.made.append((one.name, _create_from_events(tx, one.dag_id, spec, run)))
+            run_id, created = _create_from_events(tx, one.dag_id, spec, run)
+            source.take(tx, one.dag_id, created, run)
+            new.made.append((one.name, run_id))
+            marks.reach("runs.of_events_written")
         new.more = True  # events that these runs did not take may create others
     return new
 
 
-def _create_from_events(tx: Tx, dag_row: DagRowId, spec: DagSpec, run: AssetRun) -> str:
+def _create_from_events(tx: Tx, dag_row: DagRowId, spec: DagSpec, run: EventRun) -> tuple[str, DagRunId]:
+    run_type: RunType = "asset" if isinstance(spec.schedule, AssetSchedule) else "signal"
     names = _names_for(run.run_id)
     run_id = next(names)
-    while (created := dags.insert_run(tx, dag_row, spec.tasks, NewRun(run_id, "asset"))) is None:
+    while (created := dags.insert_run(tx, dag_row, spec, NewRun(run_id, run_type))) is None:
         run_id = next(names)
-    assets.take(tx, dag_row, created, run)
-    return run_id
+    return run_id, created
 
 
 def _names_for(run_id: str) -> Iterator[str]:

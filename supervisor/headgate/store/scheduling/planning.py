@@ -181,7 +181,7 @@ class _Evaluation:
             if advanced.has_ended:
                 return False  # the states are other ones now
             is_done = is_done and advanced.is_done
-        has_rules, may_end = bool(graph.ruled or run.has_asked), True
+        has_rules, may_end = bool(graph.ruled or run.has_asked or graph.spec.end_on), True
         if has_rules:
             acted = self._apply_rules(run, seen, graph)
             if acted.has_changed:
@@ -221,6 +221,8 @@ class _Evaluation:
         if decisions.end is not None and subscriptions.is_pending(self._tx, run.id):
             self.has_rules = True
             return going_on, False
+        if decisions.end is not None and subscriptions.is_asked(self._tx, run.id):
+            return going_on, True
         return decisions, True
 
     def _apply_rules(self, run: _Run, seen: RunStates, graph: Graph) -> Acted:
@@ -230,6 +232,8 @@ class _Evaluation:
         if followed.has_changed:
             self.has_rules = True
             rows = subscriptions.read(self._tx, run.id)
+        if rules.ends_run(self._tx, run.id, rows, is_ending=bool(run.is_ending)):
+            return Acted(has_changed=True)
         if rules.note_ends(self._tx, seen, graph, rows):
             rows = subscriptions.read(self._tx, run.id)
         may_start = run.may_begin and not run.is_ending

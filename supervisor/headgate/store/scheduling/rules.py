@@ -13,17 +13,17 @@ from sqlalchemy import select
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.rules import Overlap, StoppedAs, TaskRule, rule_name
+from headgate.protocol.messages.rules import Overlap, StoppedAs, TaskRule, rule_name, stopped_as_default
 from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.planning import Graph
 from headgate.scheduling.signal_rules import Act, Met
 from headgate.scheduling.states import TERMINAL
 from headgate.store.db.transaction import Tx
-from headgate.store.ids import TaskInstanceId
+from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.signals import subscriptions
 from headgate.store.signals.subscriptions import BY_HAND, Followed, RuleRow
 from headgate.store.tables import task_instance
-from headgate.store.tasks import deferral, dispatch, task_rows, user_actions
+from headgate.store.tasks import dags, deferral, outcomes, task_rows, user_actions
 from headgate.store.tasks.run_states import RunStates
 from headgate.store.tasks.task_rows import LockedTask
 
@@ -48,9 +48,18 @@ class Acted(NamedTuple):
 
 def follow(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) -> Followed:
     """Have a run the rules that its DAG has."""
-    return subscriptions.follow(
-        tx, seen.run, rows, {seen.ids[name]: graph.tasks[name] for name in graph.ruled if name in seen.ids}
-    )
+    tasks = {seen.ids[name]: graph.tasks[name] for name in graph.ruled if name in seen.ids}
+    return subscriptions.follow(tx, seen.run, rows, tasks, graph.spec.end_on)
+
+
+def ends_run(tx: Tx, run: DagRunId, rows: Sequence[RuleRow], *, is_ending: bool) -> bool:
+    """Have a run end if a rule says so that was met; return whether it is to end by that from now on."""
+    met = [row for row in rows if row.instance is None and row.met_version is not None]
+    if not met:
+        return False
+    subscriptions.drop(tx, met)
+    marks.reach("signals.run_ending")
+    return not is_ending and dags.begin_end(tx, run)
 
 
 def note_ends(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) -> bool:
@@ -71,7 +80,7 @@ def note_ends(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) ->
     tries = _tries(tx, [seen.ids[rule.task_id] for rule in about.values()])
     has_noted = False
     for row in rows:
-        rule = about.get((row.instance, row.rule))
+        rule = None if row.instance is None else about.get((row.instance, row.rule))
         if rule is None:
             continue
         state, number = now[rule.task_id], tries[seen.ids[rule.task_id]] + 1
@@ -91,7 +100,9 @@ def note_ends(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) ->
 def act(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow], *, may_start: bool, limit: int) -> Acted:
     """Have what has met rules act on up to ``limit`` tasks of a run."""
     names = {instance: name for name, instance in seen.ids.items()}
-    met = sorted({row.instance for row in rows if row.met_version is not None and row.instance in names})
+    met = sorted(
+        {row.instance for row in rows if row.met_version is not None and row.instance is not None} & set(names)
+    )
     now = seen.for_rules() if met else {}
     acted = Acted()
     for instance in met:
@@ -134,6 +145,7 @@ def _act_on(
         moments,
         [Met(BY_HAND[rule], at, frozenset({rule})) for rule, at in moments.items() if rule in BY_HAND],
         is_ready=spec is not None and planning.is_ready(graph, spec, now),
+        decided={row.rule: row.decided for row in rows if row.decided is not None},
     )
     want = signal_rules.wanted(asked)
     if want is None:
@@ -150,9 +162,18 @@ def _act_on(
     )
     if act == "wait":
         return Acted(holds=want.starts and spec is not None)
-    acted = _do(tx, graph, name, task, act, rows, signal_rules.put_off(asked, overlap), _stopped_as(spec))
+    last = asked[-1].at
+    if want.starts and act == "drop":
+        # A start that is ignored. What is necessary, and not all there yet, has asked for none: it is not forgotten.
+        taken = [row for row in rows if any(row.rule in one.rules for one in asked)]
+    elif want.starts:
+        taken = rows
+    else:
+        # A stop takes back nothing that was sent after it: a necessary signal still counts for the next start.
+        taken = [row for row in rows if row.rule in moments and moments[row.rule] <= last]
+    acted = _do(tx, graph, name, task, act, taken, signal_rules.put_off(asked, overlap), _stopped_as(spec))
     if not want.starts:
-        subscriptions.pass_over(tx, rows, asked[-1].at)
+        subscriptions.pass_over(tx, rows, last)
     marks.reach("signals.action_written")
     return acted._replace(has_freed=any(row.is_held for row in rows), acts=1)
 
@@ -187,7 +208,7 @@ def _begin(
     tx: Tx, graph: Graph, name: str, task: LockedTask, rows: Sequence[RuleRow], put_off: frozenset[str]
 ) -> Acted:
     if task.state is TaskState.UP_FOR_RETRY:
-        dispatch.begin_next_try(tx, task.id)
+        outcomes.begin_next_try(tx, task.id)
     else:
         if task.state is not TaskState.NONE and user_actions.clear_one(tx, task, None) is not TaskState.NONE:
             tx.notify()  # whoever has its worker ends it; it begins when that is gone
@@ -204,7 +225,11 @@ def _begin(
 
 
 def _stopped_as(spec: TaskSpec | None) -> StoppedAs:
-    return "skipped" if spec is None or spec.signals is None else spec.signals.stopped_as
+    if spec is None:
+        return "skipped"
+    if spec.signals is None:
+        return stopped_as_default(is_endless=spec.endless)
+    return spec.signals.stopped_as
 
 
 def _is_resumed(tx: Tx, task: LockedTask) -> bool:

@@ -16,14 +16,15 @@ IS_OPEN: Final = text("(NOT signal_wait.is_held OR signal_wait.met_version IS NO
 def is_waiting() -> ColumnElement[bool]:
     """Return the condition that a row of ``signal_wait`` is that of a wait which has not ended.
 
-    That of a sensor ends with its trigger, and that of a rule with the run.
+    That of a sensor ends with its trigger, and that of a rule with the run; that of a DAG when the DAG has it no more.
     """
     of_sensor = exists().where(
         trigger.c.id == signal_wait.c.trigger_id, trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
     )
     of_run = exists().where(dag_run.c.id == signal_wait.c.dag_run_id, dag_run.c.ended_at.is_(None))
+    of_dag = signal_wait.c.dag_id.is_not(None)
     of_sensor, of_run = of_sensor.correlate(signal_wait), of_run.correlate(signal_wait)
-    return and_(IS_OPEN, or_(of_sensor, and_(signal_wait.c.rule.is_not(None), of_run)))
+    return and_(IS_OPEN, or_(of_sensor, and_(signal_wait.c.rule.is_not(None), of_run), of_dag))
 
 
 def is_needed() -> ColumnElement[bool]:

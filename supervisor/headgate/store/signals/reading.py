@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, and_, or_, select
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, address_problem
 from headgate.protocol.values import decode_value
@@ -90,15 +90,19 @@ class WaitingTask(msgspec.Struct, frozen=True):
     """A task that waits for signals under a key, and was held against all versions up to ``seen_version``.
 
     A sensor waits for one; a task with a rule about the key waits for them until its run ends. ``waits`` is False if
-    the rule takes each version for a start of its own, and has one that has not started the task yet.
+    the rule takes each version for a start of its own, and has one that has not started the task yet. ``is_asked`` is
+    True while users' code is to decide about the next version, and ``error`` is why it could not decide about one.
+    Without a ``task_id`` it is a run that a signal is to end, and without a ``run_id`` a DAG that has runs for them.
     """
 
     dag: str
-    run_id: str
-    task_id: str
+    run_id: str | None
+    task_id: str | None
     seen_version: int
     has_rule: bool = False
     waits: bool = True
+    is_asked: bool = False
+    error: str | None = None
 
 
 _ADDRESS = Kind(signal_key, ("namespace", "key"))
@@ -209,7 +213,7 @@ def version_of(tx: Tx, key: str, namespace: str, version: int, dag_run: DagRunId
 
 
 def waiting(tx: Tx, key: str, namespace: str, limit: int) -> list[WaitingTask]:
-    """Return tasks that wait for a key, those that have waited longest first."""
+    """Return tasks, runs and DAGs that wait for a key, those that have waited longest first."""
     of_task = or_(
         task_instance.c.trigger_id == signal_wait.c.trigger_id, task_instance.c.id == signal_wait.c.task_instance_id
     )
@@ -217,11 +221,15 @@ def waiting(tx: Tx, key: str, namespace: str, limit: int) -> list[WaitingTask]:
         select(
             *(dag.c.name.label("dag"), dag_run.c.run_id, task_instance.c.task_id, signal_wait.c.seen_version),
             *(signal_wait.c.rule.is_not(None).label("has_rule"), (~signal_wait.c.is_held).label("waits")),
+            *(signal_wait.c.ask_at.is_not(None).label("is_asked"), signal_wait.c.decision_error.label("error")),
         )
         .select_from(
-            signal_wait.join(task_instance, of_task).join(dag_run, dag_run.c.id == task_instance.c.dag_run_id).join(dag)
+            signal_wait.outerjoin(task_instance, of_task)
+            .outerjoin(dag_run, dag_run.c.id == signal_wait.c.dag_run_id)
+            .join(dag, dag.c.id == func.coalesce(dag_run.c.dag_id, signal_wait.c.dag_id))
         )
         .where(signal_wait.c.namespace == namespace, signal_wait.c.key == key, is_waiting())
+        .where(or_(task_instance.c.id.is_not(None), signal_wait.c.trigger_id.is_(None)))
         .order_by(signal_wait.c.id)
         .limit(limit)
     )

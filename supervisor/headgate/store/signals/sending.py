@@ -101,7 +101,7 @@ _NEW = Kind(signal, ("key_id", "version", "value", "dedup", "dag_run_id", "sende
 
 
 def send(tx: Tx, signals: Sequence[NewSignal], *, is_limited: bool = True) -> list[SentSignal]:
-    """Send signals; return what each has become, in the same order. Those of one key are sent in this order.
+    """Send signals; return what each has become, in the same order. They act in this order, whatever their keys are.
 
     May be repeated: one whose dedup the key has had is not sent again, and has the version of the first. Only versions
     that are kept are known by their dedup. Raises `ValueRefused` for one key too many, if that ``is_limited``.
@@ -110,15 +110,24 @@ def send(tx: Tx, signals: Sequence[NewSignal], *, is_limited: bool = True) -> li
     for index, one in enumerate(signals):
         by_address.setdefault((one.namespace, one.key), []).append(index)
     sent: dict[int, SentSignal] = {}
-    keys: list[int] = []
+    keys = {}
     for address, indexes in sorted(by_address.items()):
-        key = _locked(tx, address, is_limited=is_limited)
-        sent |= _send_to(tx, key, {index: signals[index] for index in indexes})
-        keys.append(key.id)
-    if any(one.is_new for one in sent.values()):
+        keys[address] = key = _locked(tx, address, is_limited=is_limited)
+        sent |= _versions(tx, key, {index: signals[index] for index in indexes})
+    now = bound(tx.connection, tx.now)  # after the locks: later versions have later times
+    rows = [
+        (keys[one.namespace, one.key].id, sent[index].version, one.value, one.dedup, one.dag_run, one.sender, now)
+        for index, one in enumerate(signals)
+        if sent[index].is_new
+    ]
+    if rows:
+        inserted = insert_new(tx.connection, _NEW, rows, returning=("id",))
+        assert len(inserted) == len(rows), "the keys are locked"
+        for key in keys.values():
+            _move(tx, key, max(sent[index].version for index in by_address[key.namespace, key.key]))
         marks.reach("signals.sent_written")
         tx.notify()
-        tx.notify_listeners(keys)
+        tx.notify_listeners([key.id for key in keys.values()])
     return [sent[index] for index in range(len(signals))]
 
 
@@ -155,27 +164,28 @@ def _count_keys(tx: Tx) -> int:
     return int(tx.connection.execute(select(func.count()).select_from(signal_key)).scalar_one())
 
 
-def _send_to(tx: Tx, key: _Key, signals: Mapping[int, NewSignal]) -> dict[int, SentSignal]:
+def _versions(tx: Tx, key: _Key, signals: Mapping[int, NewSignal]) -> dict[int, SentSignal]:
+    """Return which version of a locked key each of these signals is."""
     wanted = sorted({(key.id, one.dedup) for one in signals.values()})
     versions: dict[str, int] = dict(find(tx.connection, _DEDUP, wanted, returning=("dedup", "version")))
     sent: dict[int, SentSignal] = {}
-    rows = []
-    now = bound(tx.connection, tx.now)  # after the lock: later versions have later times
     version = key.last_version
     for index, one in signals.items():
         is_new = one.dedup not in versions
         if is_new:
             version += 1
             versions[one.dedup] = version
-            rows.append((key.id, version, one.value, one.dedup, one.dag_run, one.sender, now))
         sent[index] = SentSignal(versions[one.dedup], is_new)
-    if rows:
-        inserted = insert_new(tx.connection, _NEW, rows, returning=("id",))
-        assert len(inserted) == len(rows), "the key is locked"
-        _MOVE.run(tx.connection, of_id=key.id, version=version)
-        if version > VERSIONS_KEPT_MAX:
-            _trim(tx, key, version - VERSIONS_KEPT_MAX)
     return sent
+
+
+def _move(tx: Tx, key: _Key, version: int) -> None:
+    """Store the newest version of a locked key, if it is newer, and delete the oldest ones."""
+    if version <= key.last_version:
+        return
+    _MOVE.run(tx.connection, of_id=key.id, version=version)
+    if version > VERSIONS_KEPT_MAX:
+        _trim(tx, key, version - VERSIONS_KEPT_MAX)
 
 
 def _trim(tx: Tx, key: _Key, to: int) -> None:

@@ -12,20 +12,17 @@ Rows by hand stand for what a user asks for: a start, a restart, or a stop of on
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
-    Integer,
     and_,
     bindparam,
-    case,
     delete,
     exists,
     false,
     func,
-    literal,
     literal_column,
     null,
     or_,
@@ -36,7 +33,7 @@ from sqlalchemy import (
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.queries import StartSignal, StartSignals
-from headgate.protocol.messages.rules import Action, ClockRule, Rule, SignalRule, encode_predicate, rule_name
+from headgate.protocol.messages.rules import Action, Rule, SignalRule, TaskRule, encode_predicate, rule_name
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.protocol.values import encode_value
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
@@ -45,7 +42,7 @@ from headgate.store.db.times import UtcDateTime, bound
 from headgate.store.db.times import read as read_moment
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId
-from headgate.store.signals import waits
+from headgate.store.signals import dag_signals, ticks, waits
 from headgate.store.tables import signal, signal_key, signal_wait, task_instance
 
 BY_HAND: Final[dict[str, Action]] = {f"by hand {action}": action for action in ("START", "RESTART", "STOP")}
@@ -57,10 +54,14 @@ _W = signal_wait.c
 
 
 class RuleRow(NamedTuple):
-    """The row of a rule. ``met_at`` is when the version was sent that has met it, and has done nothing yet."""
+    """The row of a rule. ``met_at`` is when the version was sent that has met it, and has done nothing yet.
+
+    If users' code has ``decided`` what that version does, it does this, and not what the rule says. ``instance`` is
+    None for a rule of the run itself, which ends it.
+    """
 
     id: int
-    instance: TaskInstanceId
+    instance: TaskInstanceId | None
     rule: str
     seen_version: int
     is_held: bool
@@ -68,6 +69,8 @@ class RuleRow(NamedTuple):
     met_version: int | None
     met_at: datetime | None
     met_id: int | None
+    asks: bool
+    decided: Action | None
 
 
 class Followed(NamedTuple):
@@ -111,7 +114,7 @@ _NEW = Kind(
     signal_wait,
     (
         *("dag_run_id", "task_instance_id", "rule", "namespace", "key", "predicate", "seen_version", "is_fresh"),
-        *("takes_each", "every_s", "due_at", "met_version", "met_value", "met_at"),
+        *("takes_each", "every_s", "due_at", "met_version", "met_value", "met_at", "asks", "cron", "timezone"),
     ),
 )
 _T = task_instance.c
@@ -124,36 +127,49 @@ _NUMBER_OF_END = func.coalesce(
 _LAST = func.coalesce(select(signal_key.c.last_version).where(waits.SAME_KEY).scalar_subquery(), _W.seen_version)
 
 
-def follow(tx: Tx, run: DagRunId, rows: Sequence[RuleRow], tasks: Mapping[TaskInstanceId, TaskSpec]) -> Followed:
-    """Make, change and delete rows of a run as its tasks have rules now, by their instances."""
-    wanted = {
+def follow(
+    tx: Tx,
+    run: DagRunId,
+    rows: Sequence[RuleRow],
+    tasks: Mapping[TaskInstanceId, TaskSpec],
+    end_on: Sequence[SignalRule] = (),
+) -> Followed:
+    """Make, change and delete rows of a run as its tasks have rules now, by their instances, and as it has to end."""
+    wanted: dict[tuple[TaskInstanceId | None, str], tuple[TaskSpec | None, Rule]] = {
         (instance, rule_name(rule)): (task, rule)
         for instance, task in tasks.items()
         if task.signals is not None
         for rule in task.signals.rules
     }
+    wanted |= {(None, rule_name(rule)): (None, rule) for rule in end_on}
     known = {(row.instance, row.rule) for row in rows}
     gone = [row.id for row in rows if (row.instance, row.rule) not in wanted and row.rule not in BY_HAND]
-    changed = [
-        row.id
+    changed = {
+        row.id: of[0]
         for row in rows
         if (of := wanted.get((row.instance, row.rule))) is not None
         and isinstance(of[1], SignalRule)
-        and _takes_each(of[0]) is not bool(row.takes_each)
-    ]
+        and _how(of[0]) != (bool(row.takes_each), bool(row.asks))
+    }
     free = _unless_busy(tx, [*gone, *changed])
     for some in chunks(sorted(free.intersection(gone))):
         tx.connection.execute(delete(signal_wait).where(_W.id.in_(some)))
-    for some in chunks(sorted(free.intersection(changed))):
-        tx.connection.execute(update(signal_wait).where(_W.id.in_(some)).values(takes_each=~_W.takes_each))
+    for id_ in sorted(free.intersection(changed)):
+        takes_each, asks = _how(changed[id_])
+        # What was to be decided is looked at again: the code that would decide it may be gone.
+        again = {"is_fresh": _W.is_held.is_(False), **_UNASKED}
+        terms = {"takes_each": takes_each, "asks": asks} | again
+        tx.connection.execute(update(signal_wait).where(_W.id == id_).values(terms))
     new = {place: of for place, of in wanted.items() if place not in known}
     for (instance, name), (task, rule) in new.items():
-        _make(tx, run, instance, name, rule, takes_each=_takes_each(task))
+        _make(tx, run, instance, name, rule, task)
     return Followed(bool(free or new), is_done=len(free) == len(gone) + len(changed))
 
 
-def _takes_each(task: TaskSpec) -> bool:
-    return task.signals is not None and task.signals.overlap == "each"
+def _how(task: TaskSpec | None) -> tuple[bool, bool]:
+    """Return whether rules of a task about keys take one version for each start, and whether users' code decides."""
+    rules = None if task is None else task.signals
+    return (rules is not None and rules.overlap == "each", rules is not None and rules.asks)
 
 
 def _unless_busy(tx: Tx, ids: Sequence[int]) -> set[int]:
@@ -165,28 +181,41 @@ def _unless_busy(tx: Tx, ids: Sequence[int]) -> set[int]:
     return found
 
 
-def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId, name: str, rule: Rule, *, takes_each: bool) -> None:
-    of_clock: tuple[Any, ...] = (None,) * 5
+def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId | None, name: str, rule: Rule, task: TaskSpec | None) -> None:
+    about: tuple[Any, ...]
+    takes_each, asks = False, False
+    of_clock = ticks.NEVER
     if isinstance(rule, SignalRule):
-        seen = waits.seen_before(tx, run, rule.namespace, rule.key, rule.since)
-        about = (rule.namespace, rule.key, encode_predicate(rule.predicate), seen, True, takes_each)
-    elif isinstance(rule, ClockRule):
-        about = (CLOCK, NO_KEY, None, 1, False, False)
-        # It starts the task now, with the run.
-        now, next_at = bound(tx.connection, tx.now), bound(tx.connection, tx.now + timedelta(seconds=rule.every_s))
-        of_clock = (rule.every_s, next_at, 1, _moment(tx.now), now)
+        task_id = None if task is None else task.task_id
+        seen = waits.seen_before(tx, run, rule.namespace, rule.key, rule.since, rule=name, task_id=task_id)
+        about = (rule.namespace, rule.key, encode_predicate(rule.predicate), seen, True)
+        takes_each, asks = _how(task)
+    elif isinstance(rule, TaskRule):
+        about = (rule.task_id, NO_KEY, None, 0, False)
     else:
-        about = (rule.task_id, NO_KEY, None, 0, False, False)
-    insert_new(tx.connection, _NEW, [(run, instance, name, *about, *of_clock)], returning=("id",))
+        of_clock = ticks.first(tx, rule)
+        about = (CLOCK, NO_KEY, None, of_clock.met_version or 0, False)
+    row = (run, instance, name, *about, takes_each, *of_clock[:5], asks, *of_clock[5:])
+    insert_new(tx.connection, _NEW, [row], returning=("id",))
 
 
 _IS_PENDING = or_(_W.is_fresh, exists().where(waits.SAME_KEY, signal_key.c.last_version > _W.seen_version))
-_PENDING = Prepared(select(exists().where(_IS_RULE, _W.is_held.is_(False), _IS_PENDING)))
+_PENDING = Prepared(select(exists().where(_IS_RULE, _W.is_held.is_(False), _W.ask_at.is_(None), _IS_PENDING)))
+_ASKED = Prepared(select(exists().where(_IS_RULE, _W.ask_at.is_not(None))))
 
 
 def is_pending(tx: Tx, run: DagRunId) -> bool:
     """Whether signals were sent that were not held against the rules of a run."""
     return bool(_PENDING.run(tx.connection, of_run=run).fetchone()[0])
+
+
+def is_asked(tx: Tx, run: DagRunId) -> bool:
+    """Whether users' code is to decide about signals for a run, which is flagged again once it has."""
+    return bool(_ASKED.run(tx.connection, of_run=run).fetchone()[0])
+
+
+# Users' code is not to be asked about a rule, or not any more about the signal that it was.
+_UNASKED = {"ask_at": null(), "asked_by": null(), "asked_tries": 0}
 
 
 def close(tx: Tx, run: DagRunId) -> bool:
@@ -201,12 +230,11 @@ def close(tx: Tx, run: DagRunId) -> bool:
     locked = list(tx.connection.execute(ids.with_for_update(skip_locked=True)).scalars())
     if len(locked) < len(every):
         return False
-    nothing = dict.fromkeys(("met_version", "met_value", "met_at", "met_id"), null())
-    held = update(signal_wait).where(_W.id.in_(ids)).values(is_held=true(), is_fresh=false(), due_at=null(), **nothing)
-    tx.connection.execute(held)
+    nothing = {"is_fresh": false(), "due_at": null(), **_FORGET, **_UNASKED}
+    tx.connection.execute(update(signal_wait).where(_W.id.in_(ids)).values(is_held=true(), **nothing))
     # All tasks have ended: these are no ends to come, should the run go on.
     of_run = (_W.dag_run_id == run, _W.rule.is_not(None))
-    about_tasks = (*of_run, _W.key == NO_KEY, _W.namespace != NO_KEY, _W.every_s.is_(None))
+    about_tasks = (*of_run, _W.key == NO_KEY, _W.namespace != NO_KEY, _W.every_s.is_(None), _W.cron.is_(None))
     tx.connection.execute(update(signal_wait).where(*about_tasks).values(seen_version=_NUMBER_OF_END))
     return True
 
@@ -217,9 +245,10 @@ def open_again(tx: Tx, run: DagRunId) -> None:
     Its row is locked by the caller. Nobody else locks rows that are closed, except for the rows by hand.
     """
     closed = (_W.is_held, _W.met_version.is_(None), _W.rule.not_in(list(BY_HAND)))
-    next_at = case((_W.every_s.is_not(None), literal(tx.now, UtcDateTime())))
-    again = {"seen_version": _LAST, "is_held": false(), "is_fresh": _W.key != NO_KEY, "due_at": next_at}
-    tx.connection.execute(update(signal_wait).where(_W.dag_run_id == run, _W.rule.is_not(None), *closed).values(again))
+    of_run = (_W.dag_run_id == run, _W.rule.is_not(None), *closed)
+    ticks.go_on(tx, *of_run)
+    again = {"seen_version": _LAST, "is_held": false(), "is_fresh": _W.key != NO_KEY}
+    tx.connection.execute(update(signal_wait).where(*of_run).values(again))
 
 
 # --- what has met them ---------------------------------------------------------------------------
@@ -244,38 +273,6 @@ def meet_by_end(tx: Tx, row: RuleRow, number: int, state: TaskState) -> None:
     _MEET.run(tx.connection, of_id=row.id, seen_version=number, met_version=number, met_value=value, met_at=at)
 
 
-_DUE = Prepared(
-    select(_W.id, _W.dag_run_id, _W.seen_version, _W.every_s, _W.due_at)
-    .where(_W.due_at.is_not(None), _W.due_at <= bindparam("now", type_=UtcDateTime()))
-    .order_by(_W.due_at, _W.id)
-    .limit(bindparam("limit", type_=Integer()))
-    .with_for_update(skip_locked=True)
-)
-_TICK = Prepared(
-    update(signal_wait)
-    .where(_W.id == bindparam("of_id"))
-    .values({name: bindparam(name) for name in ("seen_version", "due_at", "met_version", "met_value", "met_at")})
-)
-
-
-def tick(tx: Tx, limit: int) -> int:
-    """Record that the time has met up to ``limit`` rules that are due; return how many. Several missed ones are one."""
-    now = bound(tx.connection, tx.now)
-    rows = _DUE.run(tx.connection, now=now, limit=limit).fetchall()
-    for id_, run, seen, every_s, due in rows:
-        due_at = read_moment(tx.connection, due)
-        missed = (tx.now - due_at).total_seconds() // every_s
-        next_at = bound(tx.connection, due_at + timedelta(seconds=every_s * (missed + 1)))
-        met = {"seen_version": seen + 1, "met_version": seen + 1, "met_value": _moment(due_at), "met_at": now}
-        _TICK.run(tx.connection, of_id=id_, due_at=next_at, **met)
-        tx.mark_run_dirty(run)
-    return len(rows)
-
-
-def _moment(moment: datetime) -> bytes:
-    return encode_value(moment, where="the time of a start")
-
-
 def ask(tx: Tx, run: DagRunId, instance: TaskInstanceId, action: Action) -> None:
     """Record that a user wants a task to start, to restart, or to stop."""
     name = _BY_HAND_OF[action]
@@ -292,9 +289,9 @@ def take_back(tx: Tx, instance: TaskInstanceId, action: Action) -> None:
     tx.connection.execute(update(signal_wait).where(*asked).values(_FORGET))
 
 
-_FORGET = {name: null() for name in ("met_version", "met_value", "met_at", "met_id")}
-# One that takes each version goes on with the next.
-_FREE = {"is_fresh": _W.is_held, "is_held": false()}
+_FORGET = {name: null() for name in ("met_version", "met_value", "met_at", "met_id", "decided")}
+# One that takes each version goes on with the next, and one that was not looked at, or not to the end, still is to be.
+_FREE = {"is_fresh": or_(_W.is_held, _W.is_fresh), "is_held": false()}
 _DROP = Prepared(update(signal_wait).where(_W.id == bindparam("of_id")).values(**_FORGET, **_FREE))
 _START = Prepared(
     update(signal_wait)
@@ -380,7 +377,7 @@ _STARTED = Prepared(
 
 
 def started(tx: Tx, instance: TaskInstanceId) -> StartSignals:
-    """Return the signals with which a task was started, and those of its start before."""
+    """Return the signals with which a task was started, those of its start before, and those of its run."""
     signals: list[StartSignal] = []
     previous: list[StartSignal] = []
     for namespace, key, *found in _STARTED.run(tx.connection, of_task=instance).fetchall():
@@ -388,7 +385,8 @@ def started(tx: Tx, instance: TaskInstanceId) -> StartSignals:
         for version, value, to in ((*found[:2], signals), (*found[2:], previous)):
             if version is not None and value is not None:  # without a value it was by hand
                 to.append(StartSignal(*of, version, bytes(value)))
-    return StartSignals(tuple(signals), tuple(previous))
+    run = tx.connection.execute(select(_T.dag_run_id).where(_T.id == instance)).scalar_one()
+    return StartSignals(tuple(signals), tuple(previous), dag_signals.of_run(tx, run))
 
 
 def has_asked(run: ColumnElement[Any]) -> ColumnElement[bool]:

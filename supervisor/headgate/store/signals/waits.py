@@ -11,22 +11,25 @@ marks the key *unseen*. Of a wait and a version the later commit leaves a mark, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 from sqlalchemy import Integer, and_, bindparam, delete, exists, false, func, literal_column, or_, select, text, update
 
-from headgate.protocol.messages.dags import TaskSpec
+from headgate.protocol.messages.dags import DagSpec
 from headgate.protocol.messages.rules import SignalRule, encode_predicate
 from headgate.protocol.messages.signals import Predicate, SignalWait, Since
 from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
+from headgate.store.db.times import UtcDateTime, bound
 from headgate.store.db.transaction import Tx
-from headgate.store.ids import DagRunId, TriggerId
+from headgate.store.ids import DagRowId, DagRunId, TriggerId
 from headgate.store.signals.conditions import IS_OPEN
-from headgate.store.tables import dag_run, signal, signal_key, signal_start, signal_wait
+from headgate.store.tables import dag_run, signal, signal_key, signal_start, signal_wait, task_instance
 
 QUEUE = ",signals"  # of the triggers of waits: lists of queues are separated by commas, so no supervisor has it
+
+Address: TypeAlias = tuple[str, str]  # namespace and key
 
 _W = signal_wait.c
 
@@ -34,17 +37,21 @@ _W = signal_wait.c
 class OpenWait(NamedTuple):
     """A wait that is to be looked at. ``last_version`` is the newest of its key, 0 if nothing was ever sent.
 
-    ``trigger_id`` is None for that of a rule; one that ``takes_each`` takes one version for each start of its task.
+    ``trigger_id`` is None for that of a rule; of a rule of a DAG ``dag_id`` is set in place of ``dag_run_id``. One that
+    ``takes_each`` takes one version for each start of its task. Of one that ``asks`` users' code decides what its
+    versions do.
     """
 
     id: int
     trigger_id: TriggerId | None
-    dag_run_id: DagRunId
+    dag_run_id: DagRunId | None
+    dag_id: DagRowId | None
     namespace: str
     key: str
     predicate: bytes | None
     seen_version: int
     takes_each: bool
+    asks: bool
     last_version: int
 
 
@@ -74,14 +81,35 @@ _NEWEST_UP_TO = Prepared(
         or_(signal.c.dag_run_id.is_(None), signal.c.dag_run_id == bindparam("of_run")),
     )
 )
+_BEFORE = dag_run.alias("before")
+_OTHER = task_instance.alias("other")
+# Where a rule of the newest run before this one stood, if that run has ended.
+_STOOD = Prepared(
+    select(_W.seen_version)
+    .select_from(signal_wait.outerjoin(_OTHER, _OTHER.c.id == _W.task_instance_id))
+    .where(
+        _W.dag_run_id
+        == select(func.max(_BEFORE.c.id))
+        .where(
+            _BEFORE.c.id < bindparam("of_run"),
+            _BEFORE.c.dag_id == select(dag_run.c.dag_id).where(dag_run.c.id == bindparam("of_run")).scalar_subquery(),
+            _BEFORE.c.removed_at.is_(None),
+        )
+        .scalar_subquery(),
+        exists().where(dag_run.c.id == _W.dag_run_id, dag_run.c.ended_at.is_not(None)),
+        _W.rule == bindparam("of_rule"),
+        func.coalesce(_OTHER.c.task_id, "") == bindparam("of_task"),
+    )
+)
 _NEW = Kind(signal_wait, ("dag_run_id", "trigger_id", "namespace", "key", "predicate", "seen_version"))
 
 
-def note_starts(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
-    """Record for a run that is being created which versions the keys have that its tasks wait for."""
+def note_starts(tx: Tx, run: DagRunId, spec: DagSpec) -> None:
+    """Record for a run that is being created which versions the keys have that it and its tasks wait for."""
+    tasks = spec.tasks
     signals = [task.start_trigger.signal for task in tasks if task.start_trigger is not None]
     rules = [rule for task in tasks if task.signals is not None for rule in task.signals.rules]
-    keys = [one for one in (*signals, *rules) if isinstance(one, SignalWait | SignalRule)]
+    keys = [one for one in (*signals, *rules, *spec.end_on) if isinstance(one, SignalWait | SignalRule)]
     wanted = sorted({(one.namespace, one.key) for one in keys})
     if not wanted:
         return
@@ -89,6 +117,14 @@ def note_starts(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
     versions = {(namespace, key): version for namespace, key, version in found}
     rows = [(run, *address, versions.get(address, 0)) for address in wanted]
     insert_new(tx.connection, _START, rows, returning=("version",))
+
+
+def begin_before(tx: Tx, run: DagRunId, versions: Mapping[Address, int]) -> None:
+    """Have what was sent behind these versions count for a run that is being created, by namespace and key."""
+    start = signal_start.c
+    for (namespace, key), version in sorted(versions.items()):
+        of_key = (start.dag_run_id == run, start.namespace == namespace, start.key == key)
+        tx.connection.execute(update(signal_start).where(*of_key).values(version=version))
 
 
 def begin(tx: Tx, run: DagRunId, trigger_id: TriggerId, wait: SignalWait) -> None:
@@ -99,17 +135,42 @@ def begin(tx: Tx, run: DagRunId, trigger_id: TriggerId, wait: SignalWait) -> Non
     insert_new(tx.connection, _NEW, rows, returning=("id",))
 
 
-def seen_before(tx: Tx, run: DagRunId, namespace: str, key: str, since: Since) -> int:
-    """Return up to which version of a key nothing counts for a run."""
+def seen_before(
+    tx: Tx, run: DagRunId, namespace: str, key: str, since: Since, *, rule: str = "", task_id: str | None = None
+) -> int:
+    """Return up to which version of a key nothing counts for a run; ``task_id`` has the ``rule``, or the run itself.
+
+    With ``since="last_run"`` it is the place of the same rule of the run before. If that has not ended, what is sent
+    meanwhile is for it, and signals count since this run was created.
+    """
     of_run = {"of_run": run, "namespace": namespace, "key": key}
     row = _START_OF.run(tx.connection, **of_run).fetchone()
     if row is None:  # the DAG had no such task, or rule, when the run was created
         row = _SENT_BEFORE.run(tx.connection, **of_run).fetchone()
     seen = int(row[0] or 0)
     if since == "latest":
-        newest = _NEWEST_UP_TO.run(tx.connection, version=seen, **of_run).fetchone()[0]
-        seen = seen if newest is None else int(newest) - 1
+        return _before_newest(tx, namespace, key, seen, run)
+    if since == "last_run":
+        before = _STOOD.run(tx.connection, of_run=run, of_rule=rule, of_task=task_id or "").fetchone()
+        return seen if before is None else min(seen, int(before[0]))
     return seen
+
+
+def _before_newest(tx: Tx, namespace: str, key: str, seen: int, run: DagRunId | None) -> int:
+    """Return the version before the newest one that counts, of those up to ``seen``."""
+    of = {"of_run": run, "namespace": namespace, "key": key}
+    newest = _NEWEST_UP_TO.run(tx.connection, version=seen, **of).fetchone()[0]
+    return seen if newest is None else int(newest) - 1
+
+
+_VERSION_OF = Prepared(select(signal_key.c.last_version).where(*_IS_NAMED))
+
+
+def newest(tx: Tx, rule: SignalRule) -> int:
+    """Return up to which version of its key nothing counts for a rule that a DAG has from now on."""
+    row = _VERSION_OF.run(tx.connection, namespace=rule.namespace, key=rule.key).fetchone()
+    seen = 0 if row is None else int(row[0])
+    return _before_newest(tx, rule.namespace, rule.key, seen, None) if rule.since == "latest" else seen
 
 
 # --- what is to be looked at ---------------------------------------------------------------------
@@ -120,8 +181,8 @@ _LAST = func.coalesce(select(signal_key.c.last_version).where(SAME_KEY).scalar_s
 # As text, as the partial indexes say it.
 _IS_FRESH, _IS_UNSEEN = text("signal_wait.is_fresh"), text("signal_key.is_unseen")
 _LIMIT = bindparam("limit", type_=Integer())
-# One that is held is not fresh, and is not looked at either if more is sent.
-_IS_BEHIND = and_(IS_OPEN, _W.seen_version < signal_key.c.last_version, _W.is_held.is_(False))
+# One that is held, or about which users' code is to be asked, is not fresh, and is not looked at if more is sent.
+_IS_BEHIND = and_(IS_OPEN, _W.seen_version < signal_key.c.last_version, _W.is_held.is_(False), _W.ask_at.is_(None))
 # Those that another supervisor looks at are passed over.
 _FRESH = Prepared(
     select(*_COLUMNS, _LAST)
@@ -158,6 +219,11 @@ _MEET = Prepared(
     .where(_OF_WAIT)
     .values({name: bindparam(name) for name in ("met_version", "met_value", "met_at", "met_id", "is_held")})
 )
+_ASK = Prepared(
+    update(signal_wait)
+    .where(_OF_WAIT)
+    .values(seen_version=bindparam("version"), is_fresh=false(), ask_at=bindparam("now", type_=UtcDateTime()))
+)
 _END = Prepared(delete(signal_wait).where(_OF_WAIT))
 # There are waits, or keys, to be looked at.
 WORK = (exists(select(_W.id).where(_IS_FRESH)), exists(select(signal_key.c.id).where(_IS_UNSEEN)))
@@ -191,6 +257,11 @@ def meet(tx: Tx, wait: OpenWait, version: int, value: bytes, sent_at: object, si
     met = {"met_version": version, "met_value": value, "met_at": sent_at, "met_id": signal_id}
     met["is_held"] = wait.takes_each
     _MEET.run(tx.connection, of_wait=wait.id, **met)
+
+
+def ask(tx: Tx, wait: OpenWait, version: int) -> None:
+    """Record that users' code is to be asked what this version does, the first that fits, before any after it."""
+    _ASK.run(tx.connection, of_wait=wait.id, version=version - 1, now=bound(tx.connection, tx.now))
 
 
 def end(tx: Tx, wait: OpenWait) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
+from uuid import uuid4
 
 import msgspec
-from sqlalchemy import and_, delete, func, select, update
+from sqlalchemy import and_, delete, func, select, true, update
 
 from headgate.protocol.messages.dags import (
     DEFAULT_POOL,
     MOMENT_S_MAX,
     MOMENT_S_MIN,
+    POOL_SLOTS_MAX,
     DagSpec,
     TaskSpec,
     TaskState,
@@ -28,7 +30,7 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading, writing
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
-from headgate.store.signals import subscriptions, waits
+from headgate.store.signals import dag_signals, subscriptions, waits
 from headgate.store.tables import dag, dag_run, import_error, pool, task_instance
 from headgate.store.tasks import run_states, schedules, task_rows, task_streams
 from headgate.store.tasks.graphs import read_spec
@@ -38,14 +40,14 @@ from headgate.store.triggers.watchers import check_name
 
 DEFAULT_POOL_SLOTS = 128  # of `DEFAULT_POOL`, until a user changes it: more than the workers of a machine
 FILE_CHARS_MAX = 4096  # of a path, as Linux has it
-RunType = Literal["manual", "scheduled", "asset"]
+RunType = Literal["manual", "scheduled", "asset", "signal"]
 
 _NEW_TASK = Kind(
     task_instance,
     (
         *("dag_run_id", "task_id", "map_index", "tries_max", "retries", "retry_delay_s", "retry_exponential_backoff"),
         *("max_retry_delay_s", "execution_timeout_s", "priority_weight", "queue", "pool", "pool_slots"),
-        *("created_date", "active_max"),
+        *("created_date", "active_max", "is_endless"),
     ),
 )
 
@@ -79,7 +81,7 @@ class DagVerbs(Verbs):
         """Record the DAGs of a parsed file; those it no longer defines are deactivated.
 
         A DAG of the same name in another file moves to this one: the file parsed last has it. Changes of a DAG are
-        applied to its runs, to the date of its next run, and to its subscriptions of assets.
+        applied to its runs, to the date of its next run, and to what it has runs for.
         """
         check_name(file, "the path of a DAG file", chars_max=FILE_CHARS_MAX)
         for spec in sorted(specs, key=lambda spec: spec.dag_id):
@@ -148,7 +150,7 @@ class DagVerbs(Verbs):
         if row is None:
             raise NoSuchRow("DAG", dag_id)
         run = NewRun(run_id, run_type, logical_date, conf, interval)
-        return insert_run(tx, row.id, read_spec(dag_id, row.spec).tasks, run)
+        return insert_run(tx, row.id, read_spec(dag_id, row.spec), run)
 
     @reading
     def run_standing(
@@ -173,8 +175,29 @@ class DagVerbs(Verbs):
         state = "queued" if row.state == "running" and row.started_at is None else row.state
         return RunStanding(row.run_id, state, task_states(tx, row.id))
 
+    # --- files ---------------------------------------------------------------------------------------
 
-# --- files ---------------------------------------------------------------------------------------
+    @writing
+    def set_pool(self, tx: Tx, name: str, slots: int) -> None:
+        """Create a pool, or change its number of slots. Raises `BadName` and `ValueRefused`."""
+        check_name(name, "the name of a pool")
+        if not 0 <= slots <= POOL_SLOTS_MAX:
+            raise ValueRefused(f"a pool has 0 to {POOL_SLOTS_MAX:,} slots, not {slots:,}")
+        tx.notify()
+        statement = insert_into(tx.connection, pool).values(name=name, slots=slots)
+        tx.connection.execute(statement.on_conflict_do_update(index_elements=[pool.c.name], set_={"slots": slots}))
+
+    @writing
+    def delete_pool(self, tx: Tx, name: str) -> None:
+        """Delete a pool that no unfinished task is in. Raises `NoSuchRow` and `ValueRefused`."""
+        if name == DEFAULT_POOL:
+            raise ValueRefused(f"the pool {name} cannot be deleted: tasks that name no pool are in it")
+        unfinished = select(func.count()).where(task_instance.c.pool == name, task_rows.is_in(*states.UNFINISHED))
+        if tasks := tx.connection.execute(unfinished).scalar_one():
+            count = "1 unfinished task is" if tasks == 1 else f"{tasks:,} unfinished tasks are"
+            raise ValueRefused(f"the pool {name!r} cannot be deleted: {count} in it")
+        if tx.connection.execute(delete(pool).where(pool.c.name == name)).rowcount == 0:
+            raise NoSuchRow("pool", name)
 
 
 def _save_dag(tx: Tx, file: str, spec: DagSpec) -> None:
@@ -200,6 +223,7 @@ def _save_dag(tx: Tx, file: str, spec: DagSpec) -> None:
         return
     schedules.update_next_date(tx, dag_row, spec, None if before is None else before.spec)
     assets.subscribe(tx, dag_row, spec.schedule)
+    dag_signals.subscribe(tx, dag_row, spec.schedule)
     _mark_active_runs(tx, dag_row)
 
 
@@ -212,8 +236,8 @@ def _mark_active_runs(tx: Tx, dag_row: DagRowId) -> None:
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def insert_run(tx: Tx, dag_row: DagRowId, tasks: Sequence[TaskSpec], run: NewRun) -> DagRunId | None:
-    """Create a run with these tasks; return its id, None if the DAG has a run of this name already."""
+def insert_run(tx: Tx, dag_row: DagRowId, spec: DagSpec, run: NewRun) -> DagRunId | None:
+    """Create a run with the tasks of its DAG; return its id, None if the DAG has a run of this name already."""
     start, end = run.interval or (None, None)
     statement = insert_into(tx.connection, dag_run).values(
         dag_id=dag_row,
@@ -230,9 +254,26 @@ def insert_run(tx: Tx, dag_row: DagRowId, tasks: Sequence[TaskSpec], run: NewRun
     created = tx.connection.execute(statement.on_conflict_do_nothing().returning(dag_run.c.id)).scalar_one_or_none()
     if created is None:
         return None
-    insert_tasks(tx, created, tasks)
-    waits.note_starts(tx, created, tasks)
+    insert_tasks(tx, created, spec.tasks)
+    waits.note_starts(tx, created, spec)
     return DagRunId(created)
+
+
+def has_open_run(tx: Tx, dag_row: DagRowId) -> bool:
+    """Whether a DAG, which is locked, has a run that takes signals; that run does not end before the commit."""
+    is_open = (dag_run.c.ended_at.is_(None), dag_run.c.removed_at.is_(None), dag_run.c.is_ending.is_(False))
+    runs = select(dag_run.c.id).where(dag_run.c.dag_id == dag_row, *is_open).order_by(dag_run.c.id.desc())
+    return tx.connection.execute(runs.limit(1).with_for_update(key_share=True)).first() is not None
+
+
+def start_with(tx: Tx, dag_row: DagRowId, spec: DagSpec, before: Mapping[tuple[str, str], int]) -> str:
+    """Create a run for which signals count that this transaction has sent, behind these versions; return its run_id."""
+    name = f"manual__{tx.now.isoformat()}"
+    while (run := insert_run(tx, dag_row, spec, NewRun(name, "manual"))) is None:
+        name = f"manual__{tx.now.isoformat()}__{uuid4().hex}"
+    waits.begin_before(tx, run, before)
+    tx.notify()
+    return name
 
 
 def insert_tasks(tx: Tx, run: DagRunId, tasks: Sequence[TaskSpec]) -> None:
@@ -263,6 +304,7 @@ def _insert_rows(tx: Tx, run: DagRunId, tasks: Sequence[tuple[TaskSpec, int]]) -
             task.pool_slots,
             bound(tx.connection, tx.now),
             task.active_max,
+            task.endless,
         )
         for task, map_index in tasks
     ]
@@ -299,6 +341,19 @@ def end_run(tx: Tx, run: DagRunId, state: RunEnd) -> bool:
         return False
     tx.connection.execute(update(dag_run).where(running).values(state=state, ended_at=tx.now))
     return True
+
+
+def begin_end(tx: Tx, run: DagRunId) -> bool:
+    """Have signals start nothing more in a run, and stop its endless tasks; return False if it has ended.
+
+    It ends with what is under way otherwise.
+    """
+    of_run = (task_instance.c.dag_run_id == run, task_instance.c.is_endless, task_rows.is_in(*states.UNFINISHED))
+    for instance in tx.connection.execute(select(task_instance.c.id).where(*of_run)).scalars().all():
+        subscriptions.ask(tx, run, instance, "STOP")
+    open_run = (dag_run.c.id == run, dag_run.c.ended_at.is_(None), dag_run.c.removed_at.is_(None))
+    ending = update(dag_run).where(*open_run).values(is_ending=true(), needs_look=true())
+    return bool(tx.connection.execute(ending).rowcount)
 
 
 def reopen(tx: Tx, run: DagRunId) -> None:

@@ -25,6 +25,7 @@ from headgate.protocol.messages.runner import KWARGS_BYTES_MAX, FinishedTrigger,
 from headgate.protocol.messages.signals import SignalWait
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepDeferred
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
+from headgate.protocol.values import set_items
 from headgate.scheduling import states
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
@@ -34,7 +35,7 @@ from headgate.store.errors import ValueRefused
 from headgate.store.ids import TaskInstanceId, TriggerId
 from headgate.store.signals import waits
 from headgate.store.tables import asset_watcher, task_instance, task_stream, trigger, trigger_event
-from headgate.store.tasks import resuming, task_rows, task_streams
+from headgate.store.tasks import resuming, task_rows, task_streams, values
 from headgate.store.tasks.resuming import FailReason
 from headgate.store.tasks.task_rows import LockedTask
 from headgate.store.triggers import reopening
@@ -160,15 +161,22 @@ def defer(tx: LeasedTx, task: LockedTask, deferral: Deferral) -> TaskState:
 def start_in_trigger(tx: Tx, instance: TaskInstanceId, start: StartTrigger) -> TaskState | None:
     """Defer a scheduled task to its start trigger, without a worker; return its new state as `defer` does.
 
-    Return None if its try has begun before: then the task was resumed, and goes to a worker.
+    Return None if its try has begun before: then the task was resumed, and goes to a worker. So does an instance of a
+    mapped task that has no value any more: there its author sees what has become of the values.
     """
     task = task_rows.locked(tx, instance, state=TaskState.SCHEDULED)
     if task is None or _has_begun(tx, instance):
         return None
+    said = Deferral.of(start)
+    if start.own is not None:
+        value = values.value_of_instance(tx, instance, start.own.source)
+        if value is None:
+            return None
+        said = msgspec.structs.replace(said, kwargs=set_items(said.kwargs, dict.fromkeys(start.own.names, value)))
     deadline = None
     if task.execution_timeout_s is not None:
         deadline = tx.now + timedelta(seconds=task.execution_timeout_s)
-    state = _wait(tx, task, Deferral.of(start), "started_in_trigger", deadline, started_at=tx.now)
+    state = _wait(tx, task, said, "started_in_trigger", deadline, started_at=tx.now)
     marks.reach("plan.in_trigger")
     return state
 

@@ -16,18 +16,17 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Integer, and_, bindparam, case, delete, func, or_, select
+from sqlalchemy import ColumnElement, Integer, and_, bindparam, case, exists, func, literal_column, or_, select
 
-from headgate.protocol.messages.dags import DEFAULT_POOL, POOL_SLOTS_MAX, TaskState
+from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.scheduling import states
 from headgate.scheduling.bundles import Places, StepKind
-from headgate.store.db.bulk import insert_into
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx, wait_for_inflight
 from headgate.store.db.verbs import leased, writing
-from headgate.store.errors import BadKey, NoSuchRow, ValueRefused
+from headgate.store.errors import BadKey
 from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId, TriggerId, TryName
 from headgate.store.tables import (
     asset,
@@ -40,10 +39,9 @@ from headgate.store.tables import (
     task_stream,
     trigger_event,
 )
-from headgate.store.tasks import deferral, elements, stream_steps, task_rows, values
+from headgate.store.tasks import deferral, outcomes, stream_steps, task_rows
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
 from headgate.store.tasks.run_states import HELD
-from headgate.store.triggers.watchers import check_name
 
 _C = task_instance.c
 RETRIES_MAX = 500  # tasks of one transaction: some tens of milliseconds
@@ -65,9 +63,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     end of its execution_timeout, and ``remaining_s`` the time left until then by the database's clock. ``file`` is the
     path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those for which the run was created, in
     the order they were stored, without those that newer ones superseded. ``stream`` is the part of its stream that the
-    step gets, if it has one, and ``stream_trigger`` the trigger of that. ``map_index`` is -1 unless the task is mapped.
-    ``emitted`` elements were emitted by earlier steps of the try. ``map_length`` is how many values the mapped task was
-    expanded over, None if it is not mapped, or more may come.
+    step gets, and ``stream_trigger`` its trigger. ``map_index`` is -1 unless it is mapped, ``map_length`` the number of
+    its values, None if more may come. ``emitted`` are of earlier steps. ``is_endless``: its worker is beside the pool.
     """
 
     id: TaskInstanceId
@@ -95,6 +92,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     map_index: int = -1
     emitted: int = 0
     map_length: int | None = None
+    is_endless: bool = False
+    is_of_signals: bool = False  # its run is
 
     @property
     def kind(self) -> StepKind:
@@ -108,7 +107,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
 
 
 class Dispatched(msgspec.Struct, frozen=True):
-    """Result of `dispatch`: the tasks now owned by this epoch.
+    """The tasks that this epoch owns now; ``endless_in_s`` is when another one may begin that was moved.
 
     ``passed_over`` are pools that another supervisor had locked; dispatch again for these. ``has_more``: dispatch again
     at once, because tasks stood before others of which as many are running now as may.
@@ -117,6 +116,7 @@ class Dispatched(msgspec.Struct, frozen=True):
     tasks: list[TaskToRun]
     passed_over: tuple[str, ...]
     has_more: bool = False
+    endless_in_s: float | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -132,6 +132,7 @@ class Candidate(msgspec.Struct, frozen=True):
     active_room: int | None  # how many more of its task's instances may be with workers in this run; None: any number
     dag: str = ""
     has_tries_left: bool = False
+    is_endless: bool = False  # it needs a worker beside the pool
 
     @property
     def kind(self) -> StepKind:
@@ -152,7 +153,7 @@ class DispatchVerbs(GraphVerbs):
         rows = _RETRY_DUE.run(tx, self.graphs.unreadable(tx), now=bound(tx.connection, tx.now), limit=limit).fetchall()
         due = [task for task in map(_DueTask._make, rows) if self.graphs.is_readable(tx, task.dag_row, task.spec_hash)]
         for task in due:
-            begin_next_try(tx, task.id)
+            outcomes.begin_next_try(tx, task.id)
         for task in due:
             start = self.graphs.get(tx, task.dag_row, task.spec_hash).start_triggers.get(task.task_id)
             if start is not None:
@@ -162,20 +163,31 @@ class DispatchVerbs(GraphVerbs):
         return [task.id for task in due]
 
     @leased
-    def dispatch(self, tx: LeasedTx, *, limit: int, queues: Sequence[str], places: Places | None = None) -> Dispatched:
+    def dispatch(
+        self, tx: LeasedTx, *, limit: int, queues: Sequence[str], places: Places | None = None, endless: int = 0
+    ) -> Dispatched:
         """Give up to ``limit`` scheduled tasks of these queues to workers, as priorities, pools and ``places`` allow.
 
-        They are ``running`` from now on, with a new token each. If ``places`` is None, there is one for each.
+        They are ``running`` from now on, with a new token each. If ``places`` is None, there is one for each. Beside
+        these up to ``endless`` endless tasks get workers.
         """
-        slots, free, passed_over = _lock_pools(tx)
+        names, has_endless = _pool_names(tx)
+        endless = endless if has_endless else 0
+        if not (limit or endless):
+            return Dispatched([], ())
+        slots, free, passed_over = _lock_pools(tx, names)
         candidates: list[Candidate] = []
         for name in [name for name, count in free.items() if count > 0]:
             for queue in dict.fromkeys(queues):
-                parameters = {"of_pool": name, "of_queue": queue, "slots": slots[name], "limit": limit}
-                rows = _CANDIDATES.run(tx.connection, **parameters).fetchall()
+                of = {"of_pool": name, "of_queue": queue, "slots": slots[name]}
+                rows = list(_CANDIDATES.run(tx.connection, **of, limit=limit).fetchall()) if limit else []
+                if endless:
+                    rows += _ENDLESS.run(
+                        tx.connection, **of, limit=endless, now=bound(tx.connection, tx.now)
+                    ).fetchall()
                 candidates += [Candidate(*row) for row in rows]
-        chosen, has_more = fit(candidates, slots, free, limit, places)
-        return Dispatched(_give(tx, chosen), passed_over, has_more)
+        chosen, has_more = fit(candidates, slots, free, limit, places, endless)
+        return Dispatched(_give(tx, chosen), passed_over, has_more, _endless_in_s(tx) if endless else None)
 
     @writing  # it writes nothing, but its lock is a writer's
     def owned_running(self, tx: Tx, epoch: Epoch) -> list[TaskToRun]:
@@ -188,36 +200,6 @@ class DispatchVerbs(GraphVerbs):
         running = tx.connection.execute(of_epoch.where(task_rows.is_in(TaskState.RUNNING)).order_by(_C.id)).all()
         rows = _read_tasks(tx, [row.id for row in running])
         return [_to_run(tx, id_, token, ends, row) for (id_, token, ends), row in zip(running, rows, strict=True)]
-
-    @writing
-    def set_pool(self, tx: Tx, name: str, slots: int) -> None:
-        """Create a pool, or change its number of slots. Raises `BadName` and `ValueRefused`."""
-        check_name(name, "the name of a pool")
-        if not 0 <= slots <= POOL_SLOTS_MAX:
-            raise ValueRefused(f"a pool has 0 to {POOL_SLOTS_MAX:,} slots, not {slots:,}")
-        tx.notify()
-        statement = insert_into(tx.connection, pool).values(name=name, slots=slots)
-        tx.connection.execute(statement.on_conflict_do_update(index_elements=[pool.c.name], set_={"slots": slots}))
-
-    @writing
-    def delete_pool(self, tx: Tx, name: str) -> None:
-        """Delete a pool that no unfinished task is in. Raises `NoSuchRow` and `ValueRefused`."""
-        if name == DEFAULT_POOL:
-            raise ValueRefused(f"the pool {name} cannot be deleted: tasks that name no pool are in it")
-        unfinished = select(func.count()).where(_C.pool == name, task_rows.is_in(*states.UNFINISHED))
-        if tasks := tx.connection.execute(unfinished).scalar_one():
-            count = "1 unfinished task is" if tasks == 1 else f"{tasks:,} unfinished tasks are"
-            raise ValueRefused(f"the pool {name!r} cannot be deleted: {count} in it")
-        if tx.connection.execute(delete(pool).where(pool.c.name == name)).rowcount == 0:
-            raise NoSuchRow("pool", name)
-
-
-def begin_next_try(tx: Tx, instance: TaskInstanceId) -> None:
-    """Begin the next try of a task in ``up_for_retry``, whose row is locked; forget what the last one has left."""
-    (row,) = states.of("retry_due")
-    task_rows.changed(tx, row, {"id": instance})
-    values.delete_xcoms(tx, instance)
-    elements.emit_again(tx, instance)
 
 
 class _DueTask(NamedTuple):
@@ -246,14 +228,30 @@ _RETRY_DUE = ReadableOnly(
 _POOLS = Prepared(
     select(pool.c.name, pool.c.slots).order_by(pool.c.name).with_for_update(skip_locked=True, key_share=True)
 )
-_POOL_NAMES = Prepared(select(pool.c.name))
+# As text, because a partial index serves only a statement with the same condition.
+_WAITS_ENDLESS = and_(task_rows.is_in(TaskState.SCHEDULED), literal_column("task_instance.is_endless"))
+_POOL_NAMES = Prepared(select(pool.c.name, exists(select(_C.id).where(_WAITS_ENDLESS)).correlate(None)))
+_BEGINS_NEXT = Prepared(
+    select(func.min(_C.begins_at)).where(_WAITS_ENDLESS, _C.begins_at > bindparam("now", type_=UtcDateTime()))
+)
 # A task has an owner if and only if it occupies slots (a CHECK), and owners have an index; the table only grows.
 _USED = Prepared(select(_C.pool, func.sum(_C.pool_slots)).where(_C.triggerer_id.is_not(None)).group_by(_C.pool))
 
 
-def _lock_pools(tx: Tx) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
+def _pool_names(tx: Tx) -> tuple[set[str], bool]:
+    """Return the names of the pools, and whether an endless task waits for a worker."""
+    rows = _POOL_NAMES.run(tx.connection).fetchall()
+    return {name for name, _ in rows}, any(waits for _, waits in rows)
+
+
+def _endless_in_s(tx: Tx) -> float | None:
+    """Return in how many seconds the next of the endless tasks may begin that were moved."""
+    ((begins_at,),) = _BEGINS_NEXT.run(tx.connection, now=bound(tx.connection, tx.now)).fetchall()
+    return None if begins_at is None else (read(tx.connection, begins_at) - tx.now).total_seconds()
+
+
+def _lock_pools(tx: Tx, names: set[str]) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
     """Lock the pools that are not locked; return the slots of each, the free ones of each, and the pools skipped."""
-    names = {name for (name,) in _POOL_NAMES.run(tx.connection).fetchall()}
     slots = {name: int(count) for name, count in _POOLS.run(tx.connection).fetchall()}
     # Counted with the locks held: dispatches of others, which held them before, are committed and visible.
     used = {name: int(count) for name, count in _USED.run(tx.connection).fetchall()}
@@ -267,20 +265,21 @@ def fit(
     free: dict[str, int],
     limit: int,
     places: Places | None = None,
+    endless: int = 0,
 ) -> tuple[list[TaskInstanceId], bool]:
     """Return the ids of those that get a worker, most urgent first: resumed tasks, then by priority, then by id.
 
-    A task that needs more slots than are free blocks less urgent ones of its pool, because it would starve otherwise.
-    One that needs more slots than the pool has blocks none, and neither does one of a mapped task of which as many run
-    as may. Whether there was such a one is returned as well: others may stand behind it that were not read. One for
-    which there is no place blocks all: a worker that always gets short ones would never be free for it.
+    Up to ``limit`` get one of the pool, and up to ``endless`` one beside it. A task that needs more slots than are free
+    blocks less urgent ones of its pool, because it would starve otherwise. One that needs more slots than the pool has
+    blocks none, and neither does one of a mapped task of which as many run as may. Whether there was such a one is
+    returned as well: others may stand behind it that were not read. One for which there is no place blocks all that
+    need one: a worker that always gets short ones would never be free for it.
     """
     left, blocked, chosen, has_full = dict(free), set[str](), list[TaskInstanceId](), False
     active: Counter[tuple[DagRunId, str]] = Counter()
+    room = {False: limit, True: endless}
     for task in sorted(candidates, key=lambda task: (not task.is_resumed, -task.priority_weight, task.id)):
-        if len(chosen) == limit:
-            break
-        if task.pool in blocked or task.pool_slots > slots[task.pool]:
+        if not room[task.is_endless] or task.pool in blocked or task.pool_slots > slots[task.pool]:
             continue
         of_task = task.dag_run_id, task.task_id
         if task.active_room is not None and active[of_task] >= task.active_room:
@@ -289,12 +288,15 @@ def fit(
         if task.pool_slots > left[task.pool]:
             blocked.add(task.pool)
             continue
-        if places is not None and not places.take(task.kind, has_tries_left=bool(task.has_tries_left)):
-            return chosen, False
+        if places is not None and not task.is_endless:
+            if not places.take(task.kind, has_tries_left=bool(task.has_tries_left)):
+                room[False], has_full = 0, False
+                continue
+        room[task.is_endless] -= 1
         left[task.pool] -= task.pool_slots
         active[of_task] += 1
         chosen.append(task.id)
-    return chosen, has_full and len(chosen) < limit
+    return chosen, has_full and room[False] > 0
 
 
 # --- to a worker ---------------------------------------------------------------------------------
@@ -326,15 +328,18 @@ _ACTIVE_ROOM = _C.active_max - (
     .scalar_subquery()
 )
 _ACTIVE_ROOM_IF_LIMITED = case((_C.active_max.is_not(None), _ACTIVE_ROOM))
-# The most urgent tasks of one pool and one queue. The index of scheduled tasks has them in this order.
-_CANDIDATES = Prepared(
-    task_rows.skip_locked(
+
+
+def _candidates(kind: str, *which: ColumnElement[bool]) -> Prepared:
+    """Return the statement for the most urgent tasks of one pool and one queue; their index has them in this order."""
+    statement = (
         select(
             *(_C.id, _C.pool, _C.pool_slots, _IS_RESUMED, _C.priority_weight),
             *(_C.dag_run_id, _C.task_id, _ACTIVE_ROOM_IF_LIMITED, _OF_DAG, _C.try_number < _C.tries_max),
+            literal_column(kind),
         )
         .where(
-            task_rows.is_in(TaskState.SCHEDULED),
+            *which,
             _C.pool == bindparam("of_pool"),
             _C.queue == bindparam("of_queue"),
             _C.pool_slots <= bindparam("slots"),
@@ -344,7 +349,12 @@ _CANDIDATES = Prepared(
         .order_by(_IS_RESUMED.desc(), _C.priority_weight.desc(), _C.id)
         .limit(bindparam("limit", type_=Integer()))
     )
-)
+    return Prepared(task_rows.skip_locked(statement))
+
+
+_CANDIDATES = _candidates("0", task_rows.is_in(TaskState.SCHEDULED), literal_column("NOT task_instance.is_endless"))
+_MAY_BEGIN = or_(_C.begins_at.is_(None), _C.begins_at <= bindparam("now", type_=UtcDateTime()))
+_ENDLESS = _candidates("1", _WAITS_ENDLESS, _MAY_BEGIN)
 
 
 class _ToRun(NamedTuple):
@@ -373,6 +383,7 @@ class _ToRun(NamedTuple):
     stream_trigger: TriggerId | None
     emitted: int | None
     map_length: int | None
+    is_endless: bool
 
 
 _own = task_instance.alias("own")
@@ -389,7 +400,7 @@ _TO_RUN = Prepared(
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
         *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
         *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
-        *(emitter.c.place, _MAP_LENGTH),
+        *(emitter.c.place, _MAP_LENGTH, _C.is_endless),
     )
     .select_from(
         task_instance.join(dag_run)
@@ -475,6 +486,8 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         map_index=row.map_index,
         emitted=row.emitted or 0,
         map_length=None if row.map_length == HELD else row.map_length,
+        is_endless=bool(row.is_endless),
+        is_of_signals=row.run_type == "signal",
     )
 
 
@@ -482,6 +495,6 @@ def _interval(tx: Tx, start: Any, end: Any) -> tuple[datetime, datetime] | None:
     return None if start is None or end is None else (read(tx.connection, start), read(tx.connection, end))
 
 
-def _run_events(tx: Tx, dag_run_id: DagRunId) -> tuple[RunEvent, ...]:
-    rows = _RUN_EVENTS.run(tx.connection, of_run=dag_run_id).fetchall()
-    return tuple(RunEvent(name, bytes(payload), read(tx.connection, stored_at)) for name, payload, stored_at in rows)
+def _run_events(tx: Tx, run: DagRunId) -> tuple[RunEvent, ...]:
+    rows = _RUN_EVENTS.run(tx.connection, of_run=run).fetchall()
+    return tuple(RunEvent(name, bytes(payload), read(tx.connection, at)) for name, payload, at in rows)

@@ -8,7 +8,7 @@ expanded over the old one. A task that goes on in its stream goes on behind its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from sqlalchemy import Integer, and_, bindparam, delete, exists, or_, select, update
 
@@ -16,91 +16,20 @@ from headgate.protocol import marks
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec, TaskState
 from headgate.protocol.messages.maps import INSTANCES_MAX
-from headgate.protocol.messages.queries import ElementRoom, XComPage
 from headgate.protocol.messages.steps import Appended, Emitted
 from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.transaction import LeasedTx, Tx
-from headgate.store.db.verbs import leased, reading
+from headgate.store.db.transaction import Tx
 from headgate.store.errors import ValueRefused
-from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
+from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.tables import dag, dag_run, element, emitter, task_instance, task_stream
-from headgate.store.tasks import stream_steps, task_rows, task_streams
-from headgate.store.tasks.graphs import GraphVerbs, read_spec
+from headgate.store.tasks import task_rows
+from headgate.store.tasks.graphs import read_spec
 from headgate.store.tasks.run_states import is_unbegun
 from headgate.store.tasks.task_rows import LockedTask
 
-AHEAD_MAX = 1000  # elements that a step may emit before instances for them are made
 _C = task_instance.c
 _BEGUN = sorted({TaskState.SUCCESS, TaskState.RUNNING, TaskState.DEFERRED, TaskState.UP_FOR_RETRY})
-
-
-class ElementVerbs(GraphVerbs):
-    """The verbs for the elements of a task."""
-
-    def emit(self, epoch: Epoch, instance: TaskInstanceId, token: str, emitted: Emitted) -> ElementRoom | None:
-        """Store what a running step has emitted; return how much room there is, None if the token is not the task's.
-
-        May be repeated. Raises `ValueRefused` as `store` does.
-        """
-        room = self._emit(epoch, instance, token, emitted)
-        marks.reach("elements.committed")
-        return room
-
-    @leased
-    def _emit(self, tx: LeasedTx, instance: TaskInstanceId, token: str, emitted: Emitted) -> ElementRoom | None:
-        task = task_rows.locked(tx, instance, token=token, state=TaskState.RUNNING)
-        if task is None:
-            return None
-        store(tx, task, emitted)
-        return ElementRoom(AHEAD_MAX - self._unmade(tx, task.id))
-
-    @reading
-    def stream_rooms(self, tx: Tx, triggers: Sequence[int]) -> dict[int, stream_steps.Room]:
-        """Return how much may wait in the streams that these triggers feed, and how much does.
-
-        Those that feed none are not in the result.
-        """
-        found = {}
-        for trigger_id in triggers:
-            stream = task_streams.read_by_trigger(tx, trigger_id)
-            if stream is not None:
-                elements = self._unmade(tx, stream.task_instance_id)
-                found[trigger_id] = stream_steps.room(tx, stream)._replace(elements=elements)
-        return found
-
-    def _unmade(self, tx: Tx, instance: TaskInstanceId) -> int:
-        """Return for how many elements of a task instances are still to be made, by the task that is furthest behind.
-
-        Only tasks count that are expanded as the elements come: no other would be further if there were no more.
-        """
-        emitted = _GET.run(tx.connection, of_instance=instance).fetchone()
-        if emitted is None:
-            return 0
-        task_id, run, dag_row, spec_hash = _TASK.run(tx.connection, of_id=instance).fetchone()
-        if not self.graphs.is_readable(tx, dag_row, spec_hash):
-            return 0  # a supervisor that can read it makes the instances
-        graph = self.graphs.get(tx, dag_row, spec_hash)
-        made = [_made(tx, run, name) for name in graph.expanded_as_emitted.get(task_id, ())]
-        return max((int(emitted[0]) - count for count in made if count is not None), default=0)
-
-    @reading
-    def pull_elements(
-        self, tx: Tx, dag_run: DagRunId, task_id: str, *, after: int, offset: int, limit: int, bytes_max: int
-    ) -> XComPage:
-        """Return a page of the elements that a task of a run has emitted; it ends with the value over ``bytes_max``."""
-        of_task = {"of_run": dag_run, "of_task": task_id}
-        row = _EMITTER_OF.run(tx.connection, **of_task).fetchone()
-        if row is None:
-            return XComPage((), 0, 0)
-        page: list[tuple[int, bytes | None]] = []
-        found = _PAGE.run(tx.connection, of_instance=row[0], after=after + offset, limit=limit)
-        for position, value in found.fetchall():
-            page.append((position, bytes(value)))
-            bytes_max -= len(value)
-            if bytes_max <= 0:
-                break
-        return XComPage(tuple(page), row[1], 0)
 
 
 # --- what a step has emitted ---------------------------------------------------------------------
@@ -139,6 +68,11 @@ def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -
     _SET.run(tx.connection, of_instance=task.id, **now)
     marks.reach("elements.written")
     return now["length"]
+
+
+def store_next(tx: Tx, task: LockedTask, values: tuple[bytes, ...], *, is_end: bool = False) -> int:
+    """Store elements behind those that the present try of a locked task has emitted; as `store` otherwise."""
+    return store(tx, task, Emitted(_of(tx, task.id)[1], values), is_end=is_end)
 
 
 def _of(tx: Tx, instance: TaskInstanceId) -> tuple[int, int]:
@@ -235,35 +169,35 @@ _PAGE = Prepared(
     .order_by(element.c.position)
     .limit(bindparam("limit", type_=Integer()))
 )
-_TASK = Prepared(
-    select(_C.task_id, _C.dag_run_id, dag.c.id, dag.c.spec_hash)
-    .select_from(task_instance.join(dag_run).join(dag))
-    .where(_C.id == bindparam("of_id"))
-)
 _EMITTER_OF = Prepared(
     select(_C.id, emitter.c.length)
     .select_from(task_instance.join(emitter))
     .where(task_rows.unmapped_of(bindparam("of_run")), _C.task_id == bindparam("of_task"))
 )
-_MADE = Prepared(
-    select(_C.map_made).where(
-        task_rows.unmapped_of(bindparam("of_run")),
-        _C.task_id == bindparam("of_task"),
-        task_rows.is_in(TaskState.NONE),
-    )
-)
+
+
+def emitter_of(tx: Tx, run: DagRunId, task_id: str) -> tuple[TaskInstanceId, int] | None:
+    """Return a task of a run, and how many elements it has emitted; None if it has not begun to."""
+    row = _EMITTER_OF.run(tx.connection, of_run=run, of_task=task_id).fetchone()
+    return None if row is None else (row[0], int(row[1]))
 
 
 def count(tx: Tx, run: DagRunId, task_id: str) -> int:
     """Return how many elements a task of a run has emitted."""
-    row = _EMITTER_OF.run(tx.connection, of_run=run, of_task=task_id).fetchone()
-    return 0 if row is None else int(row[1])
+    found = emitter_of(tx, run, task_id)
+    return 0 if found is None else found[1]
 
 
-def _made(tx: Tx, run: DagRunId, task_id: str) -> int | None:
-    """Return how many instances of a mapped task are made; None if that does not matter any more."""
-    row = _MADE.run(tx.connection, of_run=run, of_task=task_id).fetchone()
+def length_of(tx: Tx, instance: TaskInstanceId) -> int | None:
+    """Return how many elements a task has emitted; None if it has not begun to."""
+    row = _GET.run(tx.connection, of_instance=instance).fetchone()
     return None if row is None else int(row[0])
+
+
+def read_page(tx: Tx, instance: TaskInstanceId, *, after: int, limit: int) -> list[tuple[int, bytes]]:
+    """Return the elements of a task behind a position, with their positions."""
+    found = _PAGE.run(tx.connection, of_instance=instance, after=after, limit=limit).fetchall()
+    return [(position, bytes(value)) for position, value in found]
 
 
 def among(tx: Tx, instances: Iterable[TaskInstanceId]) -> frozenset[TaskInstanceId]:

@@ -9,6 +9,7 @@ Outcomes are stored in groups: one transaction for all that have come in meanwhi
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from sqlalchemy import Integer, bindparam, or_, select, update
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, TaskState
 from headgate.protocol.messages.queries import StartSignals
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.protocol.messages.signals import SentSignal
 from headgate.protocol.messages.steps import (
     StepDeferred,
@@ -27,9 +29,10 @@ from headgate.protocol.messages.steps import (
     StepSucceeded,
 )
 from headgate.scheduling import states
+from headgate.scheduling.planning import retry_wait_s
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.times import read
+from headgate.store.db.times import bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
 from headgate.store.ids import Epoch, TaskInstanceId, TryName
@@ -39,10 +42,14 @@ from headgate.store.signals.sending import NewSignal
 from headgate.store.tables import dag, dag_run, task_instance, triggerer
 from headgate.store.tasks import deferral, elements, poison, stream_steps, task_rows, task_streams, values
 from headgate.store.tasks.deferral import Deferral
+from headgate.store.tasks.task_rows import LockedTask
 from headgate.store.triggers.dead_letters import storable_text
 
 _C = task_instance.c
 ADOPTED_MAX = 500  # tasks of one transaction: some tens of milliseconds
+HEALTHY_S = 60.0  # an endless task that has run for so long gets its tries back, and is moved without a longer wait
+MOVE_WAIT_S = 1.0  # before an endless task begins again elsewhere; doubled with each worker that it loses in a row
+MOVE_WAIT_MAX_S = 60.0
 
 
 class Adopted(msgspec.Struct, frozen=True):
@@ -69,9 +76,13 @@ class OwnedTask(msgspec.Struct, frozen=True):
 
 
 class WorkerLost(msgspec.Struct, frozen=True):
-    """The end of a step that has no outcome: its worker is gone, for this reason."""
+    """The end of a step that has no outcome: its worker is gone, for this reason.
+
+    ``is_blameless``: because its supervisor leaves; an endless task then begins elsewhere at once.
+    """
 
     reason: str
+    is_blameless: bool = False
 
 
 class NotBegun(msgspec.Struct, frozen=True):
@@ -124,16 +135,20 @@ class OutcomeVerbs(Verbs):
         """Return the newest version of each of these keys that there is, by namespace and key."""
         return signal_log.newest_versions(tx, addresses)
 
-    def store_ends(self, epoch: Epoch, ends: Sequence[StepEnd]) -> list[TaskState | None]:
+    def store_ends(
+        self, epoch: Epoch, ends: Sequence[StepEnd], *, healthy_s: float = HEALTHY_S
+    ) -> list[TaskState | None]:
         """Store the ends of some steps in one transaction; return the new state of each task, in the same order.
 
         It is None if the token was not the task's any more: then nothing of the outcome is stored, and a task that was
         cleared meanwhile begins again, because its old worker is done with it. The others are stored all the same.
+        An endless task that has lost its worker is moved: it waits for another one, in the same try. After
+        ``healthy_s`` seconds with a worker it has all its tries again.
 
         Raises `ValueRefused` for a value that no task may leave, and `RowsRefused` for one that the database does not
         take. Then nothing is stored: the caller finds that step by halving, and fails its task with the error.
         """
-        states = self._store_ends(epoch, ends)
+        states = self._store_ends(epoch, ends, healthy_s)
         if TaskState.DEFERRED in states:
             marks.reach("defer.committed")
         if any(isinstance(end.outcome, StepHandled) for end in ends):
@@ -141,7 +156,9 @@ class OutcomeVerbs(Verbs):
         return states
 
     @leased
-    def _store_ends(self, tx: LeasedTx, ends: Sequence[StepEnd]) -> list[TaskState | None]:
+    def _store_ends(
+        self, tx: LeasedTx, ends: Sequence[StepEnd], healthy_s: float = HEALTHY_S
+    ) -> list[TaskState | None]:
         left: list[values.XComRow] = []
         # In the order of their ids, as all that lock several tasks do, so that no two of them wait for each other.
         every = sorted(ends, key=lambda end: end.id)
@@ -155,12 +172,12 @@ class OutcomeVerbs(Verbs):
             outcome = end.outcome
             assert not isinstance(outcome, NotBegun), "these are returned"
             if isinstance(outcome, WorkerLost):
-                new_states[end.token] = _lose_worker(tx, end, outcome.reason)
+                new_states[end.token] = _lose_worker(tx, end, outcome, healthy_s)
                 continue
             if end.token not in new_states:
-                new_states[end.token] = _store_outcome(tx, end, outcome)
+                new_states[end.token] = _store_outcome(tx, end, outcome, healthy_s)
             if new_states[end.token] is None:
-                _lose_worker(tx, end, "its outcome came too late")
+                _lose_worker(tx, end, WorkerLost("its outcome came too late"))
             else:
                 left += values.xcom_rows(tx, end.id, outcome.xcoms)
         values.store_xcoms(tx, left)
@@ -174,11 +191,12 @@ class OutcomeVerbs(Verbs):
         return [new_states[end.token] for end in ends]
 
     @leased
-    def adopt(self, tx: LeasedTx, *, limit: int = ADOPTED_MAX) -> list[Adopted]:
+    def adopt(self, tx: LeasedTx, *, limit: int = ADOPTED_MAX, healthy_s: float = HEALTHY_S) -> list[Adopted]:
         """Take up to ``limit`` tasks from supervisors that are fenced or have ended; return them.
 
-        Such a supervisor writes nothing more, and its workers die with it. A task that ran there has failed this try;
-        one that was being restarted begins again. Deferred tasks are not adopted: their triggers are claimed.
+        Such a supervisor writes nothing more, and its workers die with it. A task that ran there has failed this try,
+        unless it is endless: that is moved. One that was being restarted begins again. Deferred tasks are not adopted:
+        their triggers are claimed.
         """
         adopted = []
         for owner, dag_id, run_id, task_id, map_index, *row in _ORPHANS.run(tx.connection, limit=limit).fetchall():
@@ -187,7 +205,7 @@ class OutcomeVerbs(Verbs):
             if task.state is TaskState.RUNNING:
                 error = f"its supervisor (epoch {owner}) is gone, and its worker with it"
                 task_streams.close(tx, task.id)
-                state = task_rows.fail(tx, task, "adopted", "adopted_to_retry", error)
+                state = _lose(tx, task, "adopted", WorkerLost(error), healthy_s)
             else:
                 state = task_rows.apply(tx, task, "adopted")
             name = TryName(dag_id, run_id, task_id, task.try_number, map_index)
@@ -259,7 +277,7 @@ def _return(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | None
     by = [{"id": end.id, "token": end.token} for end in ends]
     won = task_rows.changed_each(tx, row, by, [{}] * len(ends))
     return {
-        end.token: row.to if is_won else _lose_worker(tx, end, "it was cleared before it began")
+        end.token: row.to if is_won else _lose_worker(tx, end, WorkerLost("it was cleared before it began"))
         for end, is_won in zip(ends, won, strict=True)
     }
 
@@ -283,10 +301,10 @@ def _end_well(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | No
     return states_of
 
 
-def _store_outcome(tx: LeasedTx, end: StepEnd, outcome: StepOutcome) -> TaskState | None:
+def _store_outcome(tx: LeasedTx, end: StepEnd, outcome: StepOutcome, healthy_s: float) -> TaskState | None:
     match outcome:
         case StepFailed():
-            return _fail(tx, end, outcome)
+            return _fail(tx, end, outcome, healthy_s)
         case StepDeferred():
             running = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
             return None if running is None else deferral.defer(tx, running, Deferral.of(outcome))
@@ -294,22 +312,62 @@ def _store_outcome(tx: LeasedTx, end: StepEnd, outcome: StepOutcome) -> TaskStat
             return None  # it has handled events of a task that is not its any more
 
 
-def _fail(tx: LeasedTx, end: StepEnd, failure: StepFailed) -> TaskState | None:
+def _fail(tx: LeasedTx, end: StepEnd, failure: StepFailed, healthy_s: float) -> TaskState | None:
     task = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
     if task is None:
         return None
+    more: dict[str, int] = {}
     if not failure.may_retry:
         task = msgspec.structs.replace(task, tries_max=task.try_number)
-    return task_rows.fail(tx, task, "failed", "failed_to_retry", failure.error)
+    elif task.is_endless and _was_healthy(tx, task, healthy_s):
+        more["tries_max"] = max(task.tries_max, task.try_number + task.retries)
+        task = msgspec.structs.replace(task, tries_max=more["tries_max"])
+    return task_rows.fail(tx, task, "failed", "failed_to_retry", failure.error, **more)
 
 
-def _lose_worker(tx: LeasedTx, end: StepEnd, reason: str) -> TaskState | None:
+def _was_healthy(tx: Tx, task: LockedTask, healthy_s: float) -> bool:
+    return task.started_at is not None and (tx.now - task.started_at).total_seconds() >= healthy_s
+
+
+def _lose(tx: LeasedTx, task: LockedTask, event: str, lost: WorkerLost, healthy_s: float) -> TaskState:
+    """A locked task that ran has lost its worker: its try fails, unless it is endless, and then it is moved."""
+    if not task.is_endless:
+        return task_rows.fail(tx, task, event, f"{event}_to_retry", lost.reason)
+    moves, begins_at = task.moves, None
+    if not lost.is_blameless:
+        moves = 1 if _was_healthy(tx, task, healthy_s) else moves + 1
+        wait_s = retry_wait_s(moves, delay_s=MOVE_WAIT_S, is_exponential=True, delay_max_s=MOVE_WAIT_MAX_S)
+        begins_at = bound(tx.connection, tx.now + timedelta(seconds=wait_s))
+    error = storable_text(lost.reason, ERROR_CHARS_MAX)
+    state = task_rows.apply(tx, task, "moved", moves=moves, begins_at=begins_at, last_error=error)
+    _begin_anew(tx, task.id)
+    tx.notify()  # other supervisors may take it
+    marks.reach("endless.moved")
+    return state
+
+
+def begin_next_try(tx: Tx, instance: TaskInstanceId) -> None:
+    """Begin the next try of a task in ``up_for_retry``, whose row is locked; forget what the last one has left."""
+    (row,) = states.of("retry_due")
+    task_rows.changed(tx, row, {"id": instance})
+    _begin_anew(tx, instance)
+
+
+def _begin_anew(tx: Tx, instance: TaskInstanceId) -> None:
+    values.delete_xcoms(tx, instance)
+    elements.emit_again(tx, instance)
+
+
+def _lose_worker(tx: LeasedTx, end: StepEnd, lost: WorkerLost, healthy_s: float = HEALTHY_S) -> TaskState | None:
     task = task_rows.locked(tx, end.id, token=end.token)
     if task is None:
         return None
     match task.state:
         case TaskState.RUNNING:
-            return task_rows.fail(tx, task, "worker_lost", "worker_lost_to_retry", reason)
+            if end.events and poison.is_sought(tx, task.id):
+                # One of its events may have ended the worker, and would end each that the task is moved to.
+                task = msgspec.structs.replace(task, is_endless=False)
+            return _lose(tx, task, "worker_lost", lost, healthy_s)
         case TaskState.RESTARTING:
             return task_rows.apply(tx, task, "restarted")
         case _:

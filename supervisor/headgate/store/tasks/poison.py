@@ -15,6 +15,7 @@ from headgate.protocol.messages.runner import ERROR_CHARS_MAX, FiredEvent
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import TaskInstanceId
+from headgate.store.streams import rows
 from headgate.store.tables import dag, dag_run, task_instance, task_stream, trigger_event
 from headgate.store.tasks import stream_steps, task_rows, task_streams
 from headgate.store.tasks.task_rows import LockedTask
@@ -34,6 +35,12 @@ class Failure(NamedTuple):
     traceback: str = ""
 
 
+def is_sought(tx: Tx, instance: TaskInstanceId) -> bool:
+    """Whether events that a locked task cannot handle are passed over: then each step that fails with one is a try."""
+    stream = task_streams.locked(tx, instance)
+    return stream is not None and stream.poison == "skip"
+
+
 def take(tx: Tx, instance: TaskInstanceId, left: Sequence[int], given: int, failure: Failure) -> None:
     """Take the failure of a step that had ``given`` events; ``left`` are the ids of the last ones, not handled.
 
@@ -49,7 +56,7 @@ def take(tx: Tx, instance: TaskInstanceId, left: Sequence[int], given: int, fail
         return
     else:
         _pass_over(tx, task, stream, left[-1], failure)
-    stream_steps.GIVE_TRIES_BACK.run(tx.connection, of_task=instance, tries=task.try_number + 1 + task.retries)
+    rows.GIVE_TRIES_BACK.run(tx.connection, of_task=instance, tries=task.try_number + 1 + task.retries)
 
 
 _ONE_BY_ONE = Prepared(

@@ -6,18 +6,14 @@ XComs it leaves, in the transaction that ends the step; only the step that has t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-from sqlalchemy import Integer, bindparam, func, literal_column, select, update
+from sqlalchemy import Integer, bindparam, func, literal_column, select
 
-from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.task_streams import (
     AHEAD_MAX,
-    EVENT_BYTES_PER_STEP_MAX,
     EVENTS_PER_STEP_MAX,
     Handled,
     StreamEvent,
@@ -29,10 +25,11 @@ from headgate.store.db.times import read
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.errors import ValueRefused
 from headgate.store.ids import TaskInstanceId
-from headgate.store.tables import task_instance, task_stream, trigger, trigger_event
+from headgate.store.streams import rows
+from headgate.store.streams.rows import EVENTS, EVENTS_BEHIND, Stream
+from headgate.store.tables import task_stream, trigger, trigger_event
 from headgate.store.tasks import task_streams
 from headgate.store.tasks.task_rows import LockedTask
-from headgate.store.tasks.task_streams import EVENTS, EVENTS_BEHIND, Stream
 
 _S = task_stream.c
 _E = trigger_event.c
@@ -77,12 +74,6 @@ _COUNT = Prepared(
         select(_E.id).where(*EVENTS_BEHIND).limit(bindparam("wanted", type_=Integer())).subquery()
     )
 )
-_SIZES = Prepared(
-    select(_E.id, func.length(_E.payload))
-    .where(*EVENTS_BEHIND)
-    .order_by(_E.id)
-    .limit(bindparam("wanted", type_=Integer()))
-)
 _NEWEST = Prepared(select(_E.id).where(*EVENTS_BEHIND).order_by(_E.id.desc()).limit(literal_column("1")))
 _EVENTS = Prepared(
     select(*(_E[name] for name in _Row._fields))
@@ -101,23 +92,11 @@ def _read(tx: Tx, stream: Stream) -> tuple[StreamEvent, ...]:
     if stream.contract == "latest":
         ids = [row[0] for row in _NEWEST.run(tx.connection, **stream.behind).fetchall()]
     else:
-        ids = _fitting(_SIZES.run(tx.connection, **stream.behind, wanted=stream.wanted).fetchall())
+        ids = rows.next_ids(tx, stream, stream.wanted)
     if not ids:
         return ()
-    rows = _EVENTS.run(tx.connection, of_trigger=stream.trigger_id, first=ids[0], last=ids[-1]).fetchall()
-    return tuple(_event(tx, _Row._make(row)) for row in rows)
-
-
-def _fitting(sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the first of these events that a step may have together; the first one always."""
-    room = EVENT_BYTES_PER_STEP_MAX
-    ids: list[int] = []
-    for event_id, size in sizes:
-        room -= size
-        if ids and room < 0:
-            break
-        ids.append(event_id)
-    return ids
+    found = _EVENTS.run(tx.connection, of_trigger=stream.trigger_id, first=ids[0], last=ids[-1]).fetchall()
+    return tuple(_event(tx, _Row._make(row)) for row in found)
 
 
 def _event(tx: Tx, row: _Row) -> StreamEvent:
@@ -135,14 +114,6 @@ def _event(tx: Tx, row: _Row) -> StreamEvent:
 # --- how far a step has come ---------------------------------------------------------------------
 
 _COUNT_TO = Prepared(select(func.count(), func.max(_E.id)).where(*EVENTS_BEHIND, _E.id <= bindparam("upto")))
-_MOVE = Prepared(
-    update(task_stream)
-    .where(_S.task_instance_id == bindparam("of_task"), _S.handled_to == bindparam("from_"))
-    .values(handled_to=bindparam("to"), handled=_S.handled + bindparam("count"), state=bindparam("state_"))
-)
-GIVE_TRIES_BACK = Prepared(
-    update(task_instance).where(task_instance.c.id == bindparam("of_task")).values(tries_max=bindparam("tries"))
-)
 
 
 def _counted_to(tx: Tx, stream: Stream, event_id: int) -> tuple[int, int | None]:
@@ -174,18 +145,10 @@ def move(tx: LeasedTx, task: LockedTask, handled: Handled) -> tuple[LockedTask, 
             f"its worker has handled {handled.count:,} events of its stream, up to event {handled.event_id}; "
             f"there are {count:,} behind event {stream.handled_to}, up to event {last}"
         )
-    state = tx.encrypt(handled.state)
-    places = {"from_": stream.handled_to, "to": handled.event_id}
-    won = _MOVE.run(tx.connection, of_task=task.id, **places, count=count, state_=state).rowcount
-    assert won, "the row is locked"
-    marks.reach("stream.handled_written")
-    tries = task.try_number + task.retries
-    if task.tries_max != tries:
-        GIVE_TRIES_BACK.run(tx.connection, of_task=task.id, tries=tries)
     before = stream.handled
-    stream = msgspec.structs.replace(stream, handled_to=handled.event_id, handled=before + count, state=state)
+    task, stream = rows.move(tx, task, stream, handled.event_id, count, tx.encrypt(handled.state))
     _tell_owner(tx, stream, before)
-    return msgspec.structs.replace(task, tries_max=tries), stream
+    return task, stream
 
 
 _OWNER = Prepared(select(trigger.c.triggerer_id).where(trigger.c.id == bindparam("of_id")))

@@ -78,6 +78,9 @@ class LockedTask(msgspec.Struct, frozen=True):
     deadline: datetime | None
     priority_weight: int
     queue: str
+    is_endless: bool
+    moves: int
+    started_at: datetime | None
 
     @property
     def has_tries_left(self) -> bool:
@@ -102,9 +105,11 @@ def locked_task(tx: Tx, row: tuple[Any, ...]) -> LockedTask:
     """Return a row of the columns `LOCKED`, as the driver returned it."""
     fields = dict(zip(LockedTask.__struct_fields__, row, strict=True))
     fields["state"] = TaskState(fields["state"])
-    fields["retry_exponential_backoff"] = bool(fields["retry_exponential_backoff"])
-    if fields["deadline"] is not None:
-        fields["deadline"] = read(tx.connection, fields["deadline"])
+    for name in ("retry_exponential_backoff", "is_endless"):
+        fields[name] = bool(fields[name])
+    for name in ("deadline", "started_at"):
+        if fields[name] is not None:
+            fields[name] = read(tx.connection, fields[name])
     return LockedTask(**fields)
 
 
@@ -209,11 +214,13 @@ def effects(row: Transition) -> dict[str, Any]:
     elif row.to is TaskState.NONE:
         values |= dict.fromkeys(("ended_at", "started_at", "deadline", "last_error", "map_length", "map_name"), null())
     if row.event == "cleared":
-        values["tries_max"] = _C.try_number + 1 + _C.retries
+        values |= {"tries_max": _C.try_number + 1 + _C.retries, "moves": 0, "begins_at": null()}
     if row.to is TaskState.SCHEDULED:
         values["scheduled_at"] = bindparam("now")
         if row.event in ("scheduled", "retry_due"):
             values |= {"try_number": _C.try_number + 1, "started_at": null(), "deadline": null()}
+        elif row.event == "moved":
+            values["started_at"] = null()
         elif row.event == "returned":
             # A try that had begun before it was resumed goes on with its times.
             values |= {name: case((_C.next_method.is_not(None), _C[name])) for name in ("started_at", "deadline")}
@@ -285,9 +292,12 @@ def apply(tx: Tx, task: LockedTask, event: str, **values: Any) -> TaskState:
     return row.to
 
 
-def fail(tx: Tx, task: LockedTask, event: str, retry_event: str, error: str) -> TaskState:
-    """Move a locked task whose try has failed: to ``up_for_retry`` if it has tries left, else to its end."""
-    values: dict[str, Any] = {"last_error": storable_text(error, ERROR_CHARS_MAX)}
+def fail(tx: Tx, task: LockedTask, event: str, retry_event: str, error: str, **values: Any) -> TaskState:
+    """Move a locked task whose try has failed: to ``up_for_retry`` if it has tries left, else to its end.
+
+    ``values`` are further columns to set.
+    """
+    values["last_error"] = storable_text(error, ERROR_CHARS_MAX)
     if not task.has_tries_left:
         return apply(tx, task, event, **values)
     values["retry_at"] = bound(tx.connection, task.retry_at(tx.now))

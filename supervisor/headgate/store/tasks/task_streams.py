@@ -27,18 +27,25 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import Integer, Row, bindparam, delete, func, insert, literal_column, null, select, update
+from sqlalchemy import Integer, bindparam, delete, func, insert, literal_column, null, select, update
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, FinishedTrigger, FiredEvent
-from headgate.protocol.messages.task_streams import PoisonRule, StreamContract, StreamOptions
+from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.scheduling.task_streams import decide
 from headgate.store.db.bulk import Kind, find
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.ids import TaskInstanceId, TriggerId
+from headgate.store.streams import absorbing
+from headgate.store.streams.rows import EVENTS as EVENTS
+from headgate.store.streams.rows import EVENTS_BEHIND as EVENTS_BEHIND
+from headgate.store.streams.rows import Stream as Stream
+from headgate.store.streams.rows import locked as locked
+from headgate.store.streams.rows import read_by_trigger as read_by_trigger
+from headgate.store.streams.rows import read_of as read_of
 from headgate.store.tables import task_instance, task_stream, trigger, trigger_event
 from headgate.store.tasks import resuming, task_rows
 from headgate.store.tasks.task_rows import LockedTask
@@ -47,82 +54,7 @@ from headgate.store.triggers.dead_letters import storable_text
 
 _S = task_stream.c
 _E = trigger_event.c
-# The events of a stream; those behind the place ``after``, which are not handled. `Stream.behind` has the parameters.
-EVENTS = (_E.trigger_id == bindparam("of_trigger"), _E.kind == literal_column("'event'"))
-EVENTS_BEHIND = (*EVENTS, _E.id > bindparam("after"))
 NO_END = "the event by which its trigger ended the task is a dead letter, because another event has its key"
-
-
-class Stream(msgspec.Struct, frozen=True):
-    """A row of ``task_stream``, locked until the transaction ends; ``state`` is encrypted."""
-
-    task_instance_id: TaskInstanceId
-    trigger_id: TriggerId
-    handled_to: int
-    handled: int
-    state: str | None
-    contract: StreamContract
-    batch_count: int
-    batch_s: float | None
-    ahead: int
-    poison: PoisonRule
-    timeout_s: float | None
-    one_by_one_to: int
-    ended_as: Literal["returned", "failed", "event"] | None
-    ended_error: str | None
-    ended_traceback: str | None
-    ended_run: str | None
-    reopens: bool
-
-    @property
-    def is_one_by_one(self) -> bool:
-        """Whether a step gets one event only, because a step with several has failed here."""
-        return self.handled_to < self.one_by_one_to
-
-    @property
-    def behind(self) -> dict[str, int]:
-        """The parameters of `EVENTS_BEHIND`."""
-        return {"of_trigger": self.trigger_id, "after": self.handled_to}
-
-    @property
-    def wanted(self) -> int:
-        """How many events a step gets at most."""
-        return 1 if self.is_one_by_one else self.batch_count
-
-
-_COLUMNS = tuple(_S[name] for name in Stream.__struct_fields__)
-_LOCK = Prepared(select(*_COLUMNS).where(_S.task_instance_id == bindparam("of_task")).with_for_update(key_share=True))
-
-
-def _stream(row: Sequence[Any] | Row[Any]) -> Stream:
-    fields = dict(zip(Stream.__struct_fields__, row, strict=True))
-    fields["reopens"] = bool(fields["reopens"])
-    return Stream(**fields)
-
-
-def locked(tx: Tx, instance: TaskInstanceId) -> Stream | None:
-    """Lock the stream of a locked task and return it; None if the task has none."""
-    row = _LOCK.run(tx.connection, of_task=instance).fetchone()
-    return None if row is None else _stream(row)
-
-
-_READ = Prepared(select(*_COLUMNS).where(_S.task_instance_id == bindparam("of_task")))
-
-
-def read_of(tx: Tx, instance: TaskInstanceId) -> Stream | None:
-    """Return the stream of a task as it is at this moment; None if the task has none."""
-    row = _READ.run(tx.connection, of_task=instance).fetchone()
-    return None if row is None else _stream(row)
-
-
-_READ_BY_TRIGGER = Prepared(select(*_COLUMNS).where(_S.trigger_id == bindparam("of_trigger")))
-
-
-def read_by_trigger(tx: Tx, trigger_id: int) -> Stream | None:
-    """Return the stream that a trigger feeds as it is at this moment; None if it feeds none."""
-    row = _READ_BY_TRIGGER.run(tx.connection, of_trigger=trigger_id).fetchone()
-    return None if row is None else _stream(row)
-
 
 _OF_TASK = Kind(task_stream, ("task_instance_id",))
 
@@ -149,6 +81,7 @@ def begin(
         "batch_s": options.seconds,
         "ahead": options.ahead,
         "poison": options.poison,
+        "elements": options.elements,
         "timeout_s": timeout_s,
     }
     stream = locked(tx, task.id)
@@ -202,6 +135,8 @@ def settle(tx: Tx, task: LockedTask, stream: Stream) -> TaskState:
     """
     if task.state not in (TaskState.DEFERRED, TaskState.RUNNING):
         return task.state
+    if stream.elements is not None and task.state is TaskState.DEFERRED:
+        return _settle_elements(tx, task, stream)
     is_running = task.state is TaskState.RUNNING
     waiting = _waiting(tx, stream, stream.wanted)
     due_at = None
@@ -223,6 +158,35 @@ def settle(tx: Tx, task: LockedTask, stream: Stream) -> TaskState:
         state = task_rows.apply(tx, task, "stream_goes_on" if is_running else "stream_event")
         marks.reach("stream.resumed")
         return state
+    return _end_task(tx, task, stream)
+
+
+def _settle_elements(tx: Tx, task: LockedTask, stream: Stream) -> TaskState:
+    """Have a locked task that waits take what has come as elements, and go on to wait, or end."""
+    absorbed = absorbing.absorb(tx, task, stream)
+    task, stream, problem = absorbed.task, absorbed.stream, absorbed.problem
+    if problem is None and absorbed.has_more:
+        return _wait(tx, task, stream, tx.now, tx.now)  # the next of them by the look for batches that are due
+    if problem is None and stream.ended_as is None:
+        return _wait(tx, task, stream, tx.now if absorbed.has_come else None, None)
+    if problem is None and stream.ended_as in ("returned", "event"):
+        problem = absorbing.end(tx, task)
+    if problem is not None:
+        close(tx, task.id)
+        tx.notify()
+        # It would be the same in every other try: the events are stored.
+        task = msgspec.structs.replace(task, tries_max=task.try_number)
+        return task_rows.fail(tx, task, "ended_failed", "ended_to_retry", problem)
+    _set_due(tx, stream, None)
+    tx.notify()
+    if stream.ended_as == "returned":
+        return task_rows.apply(tx, task, "stream_ended")
+    return _end_task(tx, task, stream)
+
+
+def _end_task(tx: Tx, task: LockedTask, stream: Stream) -> TaskState:
+    """End a task, or resume it to fail, as the trigger of its stream has ended; all events before are handled."""
+    is_running = task.state is TaskState.RUNNING
     error, traceback = stream.ended_error or "", stream.ended_traceback or ""
     if stream.ended_as == "event":
         end = _LAST_END.run(tx.connection, of_trigger=stream.trigger_id).fetchone()
@@ -268,7 +232,7 @@ _SET_TIMEOUT = Prepared(
 
 
 def _set_due(tx: Tx, stream: Stream, due_at: datetime | None) -> None:
-    if stream.batch_s is not None:
+    if stream.batch_s is not None or stream.elements is not None:
         at = None if due_at is None else bound(tx.connection, due_at)
         if _SET_DUE.run(tx.connection, of_task=stream.task_instance_id, due_at=at).rowcount and at is not None:
             tx.notify()
@@ -457,12 +421,18 @@ _DUE = Prepared(
 
 
 def begin_due_batches(tx: Tx, limit: int) -> list[TaskInstanceId]:
-    """Have up to ``limit`` tasks go on whose events have waited for long enough, though they are no whole batch."""
+    """Have up to ``limit`` tasks go on whose events have waited for long enough, though they are no whole batch.
+
+    Return those for which there is something to do now: they are to begin, or have elements of more events.
+    """
     rows = _DUE.run(tx.connection, now=bound(tx.connection, tx.now), limit=limit).fetchall()
     begun = []
     for row in rows:
         task = task_rows.locked_task(tx, row)
         stream = locked(tx, task.id)
-        if stream is not None and settle(tx, task, stream) is TaskState.SCHEDULED:
+        if stream is None:
+            continue
+        state = settle(tx, task, stream)
+        if state is TaskState.SCHEDULED or stream.elements is not None:
             begun.append(task.id)
     return begun

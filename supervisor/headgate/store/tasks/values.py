@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from functools import lru_cache
+from typing import Any, assert_never
 
 import msgspec
 from sqlalchemy import Table, and_, bindparam, case, delete, exists, func, literal_column, select
 
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX, TaskState
+from headgate.protocol.messages.maps import Elements, Output
 from headgate.protocol.messages.queries import XComPage
+from headgate.protocol.messages.start_triggers import Listed, OwnSource
 from headgate.protocol.messages.steps import XCom
+from headgate.protocol.values import values_in
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_or_replace
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
@@ -19,7 +23,7 @@ from headgate.store.db.transaction import Database, Tx
 from headgate.store.db.verbs import Verbs, reading, writing
 from headgate.store.errors import BadName, NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, TaskInstanceId
-from headgate.store.tables import task_instance, task_stream, xcom
+from headgate.store.tables import element, task_instance, task_stream, xcom
 from headgate.store.tasks import task_rows
 from headgate.store.triggers.watchers import check_name
 
@@ -186,6 +190,59 @@ def delete_xcoms_of(tx: Tx, instances: Sequence[TaskInstanceId]) -> None:
     """Do what `delete_xcoms` does for many tasks."""
     for some in chunks(instances):
         tx.connection.execute(delete(xcom).where(xcom.c.task_instance_id.in_(some), ~_HAS_HANDLED))
+
+
+# --- the value of an instance --------------------------------------------------------------------
+
+_of = task_instance.alias("of")  # the instance
+_own = task_instance.alias("own")  # the row of its task
+
+
+def value_of_instance(tx: Tx, instance: TaskInstanceId, source: OwnSource) -> bytes | None:
+    """Return the value that an instance of a mapped task has, encoded, without a worker; None if there is none.
+
+    Elements are at the position that is the index of the instance, and are never changed. A list that a task has left
+    may be another one after that task has run again: if it is not as long, the place says nothing.
+    """
+    match source:
+        case Listed(values):
+            ((index,),) = _INDEX.run(tx.connection, of_instance=instance).fetchall()
+            return values[index] if index < len(values) else None
+        case Elements(task_id):
+            row = _ELEMENT.run(tx.connection, of_instance=instance, of_task=task_id).fetchone()
+            return None if row is None else bytes(row[0])
+        case Output(task_id, key):
+            of = {"of_instance": instance, "of_task": task_id, "of_key": key}
+            index, length, left = _LEFT.run(tx.connection, **of).fetchone() or (0, None, b"")
+            items = _items(bytes(left))
+            return items[index] if index < len(items) == (length or len(items)) else None
+        case _:
+            assert_never(source)
+
+
+@lru_cache(maxsize=4)  # many instances of one look take theirs from the same list
+def _items(left: bytes) -> list[bytes]:
+    return values_in(left) or []
+
+
+_OF_SOURCE = and_(_C.dag_run_id == _of.c.dag_run_id, _C.task_id == bindparam("of_task"), _C.map_index == -1)
+_INDEX = Prepared(select(_of.c.map_index).where(_of.c.id == bindparam("of_instance")))
+_ELEMENT = Prepared(
+    select(element.c.value)
+    .select_from(_of.join(task_instance, _OF_SOURCE))
+    .join(element, and_(element.c.task_instance_id == _C.id, element.c.position == _of.c.map_index))
+    .where(_of.c.id == bindparam("of_instance"))
+)
+_LEFT = Prepared(
+    select(_of.c.map_index, _own.c.map_length, xcom.c.value)
+    .select_from(_of.join(task_instance, _OF_SOURCE))
+    .join(xcom, and_(xcom.c.task_instance_id == _C.id, xcom.c.key == bindparam("of_key")))
+    .join(
+        _own,
+        and_(_own.c.dag_run_id == _of.c.dag_run_id, _own.c.task_id == _of.c.task_id, _own.c.map_index == -1),
+    )
+    .where(_of.c.id == bindparam("of_instance"))
+)
 
 
 # --- variables and connections -------------------------------------------------------------------

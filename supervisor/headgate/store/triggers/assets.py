@@ -8,12 +8,13 @@ paused, or has as many active runs as it may have, its events wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from sqlalchemy import and_, bindparam, delete, func, insert, literal_column, select, update
+from sqlalchemy import Select, and_, bindparam, delete, func, insert, literal_column, select, update
 
-from headgate.protocol.messages.dags import AssetSchedule, CronSchedule
-from headgate.scheduling.contracts import AssetRun, Backlog, Waiting
+from headgate.protocol.messages.schedules import AssetSchedule, Schedule
+from headgate.scheduling.contracts import Backlog, EventRun, Waiting
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
@@ -47,7 +48,7 @@ class Backlogged(msgspec.Struct, frozen=True):
 # --- subscriptions -------------------------------------------------------------------------------
 
 
-def subscribe(tx: Tx, dag_id: DagRowId, schedule: CronSchedule | AssetSchedule | None) -> None:
+def subscribe(tx: Tx, dag_id: DagRowId, schedule: Schedule | None) -> None:
     """Subscribe a DAG to exactly the assets of its schedule; events of other assets no longer wait for it."""
     ids: dict[str, int] = {}
     if isinstance(schedule, AssetSchedule):
@@ -106,15 +107,19 @@ _ACTIVE = (
     .correlate(dag)
     .scalar_subquery()
 )
+# The columns of a statement for `read_backlogs`; it has ``sources`` and ``first_at`` besides.
+BACKLOG_COLUMNS = (
+    *(dag.c.id, dag.c.name, dag.c.spec_hash, dag.c.is_paused, dag.c.removed_at),
+    *((dag.c.max_active_runs - _ACTIVE).label("room"), func.count().label("events")),
+)
 # Not true for an event that was being stored while its subscription was deleted; it gets no run.
 SUBSCRIBED = and_(
     asset_subscription.c.dag_id == waiting_event.c.dag_id, asset_subscription.c.asset_id == waiting_event.c.asset_id
 )
 _BACKLOGS = (
     select(
-        *(dag.c.id, dag.c.name, dag.c.spec_hash, dag.c.is_paused, dag.c.removed_at),
-        *((dag.c.max_active_runs - _ACTIVE).label("room"), func.count().label("events")),
-        func.count(waiting_event.c.asset_id.distinct()).label("assets"),
+        *BACKLOG_COLUMNS,
+        func.count(waiting_event.c.asset_id.distinct()).label("sources"),
         func.min(waiting_event.c.stored_at).label("first_at"),
     )
     .select_from(waiting_event.join(asset_subscription, SUBSCRIBED).join(dag, dag.c.id == waiting_event.c.dag_id))
@@ -125,6 +130,11 @@ _BACKLOGS = (
 
 def backlogs(tx: Tx) -> list[Backlogged]:
     """Return the DAGs with waiting events."""
+    return read_backlogs(tx, _BACKLOGS)
+
+
+def read_backlogs(tx: Tx, statement: Select[*tuple[Any, ...]]) -> list[Backlogged]:
+    """Return the DAGs for whose runs something waits, of which each is a row."""
     return [
         Backlogged(
             DagRowId(row.id),
@@ -132,9 +142,9 @@ def backlogs(tx: Tx) -> list[Backlogged]:
             row.spec_hash,
             bool(row.is_paused) or row.removed_at is not None,
             row.room,
-            Backlog(row.events, row.assets, row.first_at),
+            Backlog(row.events, row.sources, row.first_at),
         )
-        for row in tx.connection.execute(_BACKLOGS)
+        for row in tx.connection.execute(statement)
     ]
 
 
@@ -165,10 +175,10 @@ def waiting(tx: Tx, dag_id: DagRowId, limit: int | None) -> list[Waiting]:
     return [Waiting(*row) for row in tx.connection.execute(statement)]
 
 
-def take(tx: Tx, dag_id: DagRowId, dag_run_id: DagRunId, run: AssetRun) -> None:
+def take(tx: Tx, dag_id: DagRowId, dag_run_id: DagRunId, run: EventRun) -> None:
     """Assign the events of a run to it; they no longer wait for this DAG."""
-    rows = [(dag_run_id, event.event_id, event.asset_id, False) for event in run.events]
-    rows += [(dag_run_id, event.event_id, event.asset_id, True) for event in run.superseded]
+    rows = [(dag_run_id, event.event_id, event.source_id, False) for event in run.events]
+    rows += [(dag_run_id, event.event_id, event.source_id, True) for event in run.superseded]
     insert_new(tx.connection, _RUN_EVENT, rows, returning=("trigger_event_id",))
     for some in chunks([row[1] for row in rows]):
         taken = waiting_event.c.dag_id == dag_id, waiting_event.c.trigger_event_id.in_(some)

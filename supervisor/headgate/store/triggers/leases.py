@@ -108,6 +108,7 @@ class TriggererRow(msgspec.Struct, frozen=True):
     stopped_at: datetime | None = None
     fenced_at: datetime | None = None
     workers: int = 0
+    endless_workers: int = 0
 
 
 class Poll(msgspec.Struct, frozen=True):
@@ -143,11 +144,12 @@ class LeaseVerbs(TriggerVerbs):
         capacity: int,
         queues: Sequence[str],
         workers: int = 0,
+        endless_workers: int = 0,
     ) -> Epoch:
         """Begin a lease and return its epoch, which no other supervisor ever had or will have. Raises `BadName`.
 
         ``process_started`` is in clock ticks since boot. ``workers``: how many steps of tasks it can run at once; 0 if
-        it runs triggers alone.
+        it runs triggers alone; ``endless_workers``: and of endless tasks beside these.
         """
         for queue in queues:
             watchers.check_queue(queue)
@@ -159,6 +161,7 @@ class LeaseVerbs(TriggerVerbs):
             capacity=capacity,
             queues=",".join(queues),
             workers=workers,
+            endless_workers=endless_workers,
             started_at=tx.now,
             latest_heartbeat=tx.now,
         )

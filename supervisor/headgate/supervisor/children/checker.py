@@ -1,4 +1,4 @@
-"""A check, for commands, whether a trigger can be constructed: in a child process, because that runs users' code."""
+"""Checks, for commands, of a trigger and of its broker: in a child process, which has users' code and the clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from headgate.protocol.messages.checks import CHECK_ANSWER_BYTES_MAX, CheckTrigger, TriggerChecked
+from headgate.protocol.messages.checks import (
+    CHECK_ANSWER_BYTES_MAX,
+    BrokerChecked,
+    Check,
+    CheckBroker,
+    CheckTrigger,
+    TriggerChecked,
+)
 from headgate.supervisor.children.isolation import RunAs
 from headgate.supervisor.children.process import READ_BYTES_MAX, ChildProcess
 
@@ -31,21 +38,50 @@ def check_trigger(
     ``kwargs`` are encoded, ``environment`` is that of the child. A child that dies, or that takes too long, is a
     problem of the class.
     """
-    question = msgspec.msgpack.encode(CheckTrigger(classpath, kwargs, tuple(import_paths)))
+    question = CheckTrigger(classpath, kwargs, tuple(import_paths))
+    answer, how = _answer_to(question, environment, run_as, timeout_s)
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.msgpack.decode(answer, type=TriggerChecked)
+    if not how:
+        return TriggerChecked(f"loading {classpath} takes longer than {timeout_s:g} s")
+    return TriggerChecked(f"the process that loads {classpath} ended: {how}")
+
+
+def check_broker(
+    classpath: str,
+    kwargs: bytes,
+    *,
+    connection: str,
+    environment: Mapping[str, str],
+    run_as: RunAs | None = None,
+    timeout_s: float = CHECK_TIMEOUT_S,
+) -> BrokerChecked:
+    """Say whether a trigger of a broker can read it by the URI ``connection``, within ``timeout_s``. Raises `OSError`.
+
+    ``kwargs`` are encoded, ``environment`` is that of the child.
+    """
+    answer, how = _answer_to(CheckBroker(classpath, kwargs, connection), environment, run_as, timeout_s)
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.msgpack.decode(answer, type=BrokerChecked)
+    if not how:
+        return BrokerChecked(problem=f"there is no answer within {timeout_s:g} s")
+    return BrokerChecked(problem=f"the process that checks it ended: {how}")
+
+
+def _answer_to(
+    question: Check, environment: Mapping[str, str], run_as: RunAs | None, timeout_s: float
+) -> tuple[bytes, str]:
+    """Return the bytes of the answer, and how the child ended; "" if it took too long."""
     child = ChildProcess("headgate.runner.checking", (), environment, run_as=run_as)
     deadline = time.monotonic() + timeout_s
     try:
-        answer = _ask(child, question, deadline)
+        answer = _ask(child, msgspec.msgpack.encode(question), deadline)
     finally:
         is_late = not child.has_died() and time.monotonic() >= deadline
         child.kill(f"it took longer than {timeout_s:g} s" if is_late else "")
         how = child.reap()
         child.close()
-    with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.msgpack.decode(answer, type=TriggerChecked)
-    if is_late:
-        return TriggerChecked(f"loading {classpath} takes longer than {timeout_s:g} s")
-    return TriggerChecked(f"the process that loads {classpath} ended: {how}")
+    return answer, "" if is_late else str(how)
 
 
 def _ask(child: ChildProcess, question: bytes, deadline: float) -> bytes:

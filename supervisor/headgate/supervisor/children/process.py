@@ -157,10 +157,20 @@ class SharedBox:
 
 
 class ChildStatistics(msgspec.Struct, frozen=True):
-    """Use of resources by a child: resident memory in bytes, CPU time in seconds."""
+    """Use of resources by a process: resident memory in bytes, CPU time in seconds."""
 
     rss_bytes: int
     cpu_s: float
+
+
+def statistics_of(process: psutil.Process) -> ChildStatistics | None:
+    """Return what a process uses; None if it is gone, or hides it."""
+    try:
+        with process.oneshot():
+            times = process.cpu_times()
+            return ChildStatistics(process.memory_info().rss, times.user + times.system)
+    except psutil.Error:
+        return None
 
 
 class ChildProcess:
@@ -256,10 +266,7 @@ class ChildProcess:
     def statistics(self) -> ChildStatistics | None:
         """Return what it uses; None if it is gone."""
         try:
-            process = psutil.Process(self.pid)
-            with process.oneshot():
-                times = process.cpu_times()
-                return ChildStatistics(process.memory_info().rss, times.user + times.system)
+            return statistics_of(psutil.Process(self.pid))
         except psutil.Error:
             return None
 

@@ -21,10 +21,14 @@ EndReason = Literal["user", "timeout", "lost"]
 
 
 class StepLost(msgspec.Struct, frozen=True):
-    """A step without an outcome, because its worker died. ``reason`` is for example a signal or an exit code."""
+    """A step without an outcome, because its worker died. ``reason`` is for example a signal or an exit code.
+
+    ``is_blameless``: it was ended because its supervisor leaves.
+    """
 
     token: str
     reason: str
+    is_blameless: bool = False
 
 
 class StepReturned(msgspec.Struct, frozen=True):
@@ -51,14 +55,19 @@ class Executor(Protocol):
         """Return how many steps may be submitted now and would begin at once."""
         ...
 
+    def endless_room(self) -> int:
+        """Return how many steps of endless tasks may be submitted now, beside the others."""
+        ...
+
     def rooms(self) -> list[Room]:
         """Return what each worker that runs a step may be given beside it."""
         ...
 
-    def submit(self, step: Step, expected_s: float | None = None) -> None:
+    def submit(self, step: Step, expected_s: float | None = None, *, is_endless: bool = False) -> None:
         """Run a step that is expected to take so many seconds; None: nothing is known.
 
-        Never more than were planned by `headgate.scheduling.bundles.Places`, from `room` and `rooms`.
+        Never more than were planned by `headgate.scheduling.bundles.Places`, from `room` and `rooms`, and of endless
+        tasks by `endless_room`.
         """
         ...
 

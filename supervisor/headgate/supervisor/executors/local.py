@@ -64,7 +64,7 @@ OnBegun = Callable[[Step], object]
 
 
 class LocalExecutor:
-    """A pool of ``workers`` processes. Implements `headgate.supervisor.executors.base.Executor`.
+    """A pool of ``workers`` processes, each for ``steps_max`` steps. ``is_warm``: one is there before it is needed.
 
     ``memory_max_bytes`` is for one worker and all that it has started; None is no limit. ``load_timeout_s`` is for the
     DAG file of a step, from when its worker begins the step. ``on_record`` and ``on_output`` get the records and the
@@ -85,6 +85,8 @@ class LocalExecutor:
         memory_max_bytes: int | None = None,
         load_timeout_s: float = float("inf"),
         end_grace_s: float = END_GRACE_S,
+        steps_max: int | None = None,
+        is_warm: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._starter = WorkerStarter(selector, spawn, self, settings, clock)
@@ -96,6 +98,8 @@ class LocalExecutor:
         self._memory_max_bytes = memory_max_bytes
         self._load_timeout_s = load_timeout_s
         self._end_grace_s = end_grace_s
+        self._steps_max = steps_max
+        self._is_warm = is_warm
         self._clock = clock
         self._members: dict[int, Member] = {}
         self._running: dict[str, Member] = {}
@@ -419,7 +423,7 @@ class LocalExecutor:
         limit = self._memory_max_bytes
         use = None if limit is None else member.worker.process.statistics()
         is_fat = limit is not None and use is not None and use.rss_bytes > limit * RETIRE_SHARE
-        member.is_old = member.is_old or is_fat or member.steps >= WORKER_STEPS_MAX
+        member.is_old = member.is_old or is_fat or member.steps >= (self._steps_max or WORKER_STEPS_MAX)
         if member.is_old and not member.given and not member.recalls:
             member.is_leaving = True
             member.worker.retire()
@@ -448,7 +452,8 @@ class LocalExecutor:
         if self._is_draining and not self._waiting:
             return 0
         idle = sum(member.step is None and not member.is_leaving for member in self._members.values())
-        spare = 0 if self._is_draining else 1
+        may_start = self._is_warm or self._starter.failures or self._early_deaths.failures
+        spare = 1 if may_start and not self._is_draining else 0
         return min(len(self._waiting) + spare - idle, self._workers_max - len(self._members))
 
     def _start_workers(self) -> None:
@@ -486,13 +491,8 @@ class LocalExecutor:
                     f"the worker and what it has started used {use.rss_bytes / 2**20:,.0f} MiB of memory; "
                     f"the limit is {limit / 2**20:,.0f} MiB (worker_memory_max_mib)",
                 )
-            if not use.is_stopped:
-                member.stopped_since = None
-            elif member.stopped_since is None:
-                member.stopped_since = now
-            elif now - member.stopped_since >= STOPPED_S:
+            if member.has_stood_for(STOPPED_S, now, is_stopped=use.is_stopped):
                 log.warning("a worker is stopped (SIGSTOP), and its step with it", pid=pid, **_names(member.step))
-                member.stopped_since = float("inf")  # it is reported once
 
 
 def _names(step: Step | None) -> dict[str, object]:

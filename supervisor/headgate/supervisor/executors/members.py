@@ -89,6 +89,17 @@ class Member:
         """Return the step with a token."""
         return next((given for given in self.given if given.step.token == token), None)
 
+    def has_stood_for(self, seconds: float, now: float, *, is_stopped: bool) -> bool:
+        """Note whether the process is stopped; return whether it has been for so long. That is said once."""
+        if not is_stopped:
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = now
+        elif now - self.stopped_since >= seconds:
+            self.stopped_since = float("inf")
+            return True
+        return False
+
     def recall(self, tokens: list[str], answer_by: float) -> None:
         """Ask the worker for those of these steps that it has not begun, unless it was asked before."""
         tokens = [token for token in tokens if token not in self.recalled]

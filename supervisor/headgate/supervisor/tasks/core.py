@@ -14,18 +14,17 @@ stored a second time changes nothing, because its token then matches no row.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.queries import (
+    VALUE_QUERIES,
     CreateRun,
     EmitElements,
     GetStartSignals,
@@ -40,26 +39,28 @@ from headgate.protocol.messages.steps import (
     StepDeferred,
     StepFailed,
     StepHandled,
-    StepOutcome,
 )
 from headgate.protocol.messages.worker import StepEnded
 from headgate.scheduling.bundles import Lookout, Places, StepTimes
-from headgate.scheduling.states import FAIL_METHOD
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
 from headgate.store.ids import Epoch, TriggerId, TryName
 from headgate.store.signals import sending
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dispatch import TaskToRun
-from headgate.store.tasks.outcomes import NotBegun, StepEnd, WorkerLost
+from headgate.store.tasks.outcomes import HEALTHY_S, NotBegun, StepEnd, WorkerLost
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery, StepReturned
+from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.logs.task_logs import TaskLogs
+from headgate.supervisor.metrics import catalogue
+from headgate.supervisor.metrics.figures import Figures
 from headgate.supervisor.queries import QueryHandler, QueryRefused
 from headgate.supervisor.slice_size import SliceSize
+from headgate.supervisor.tasks import steps
 from headgate.supervisor.tasks.dag_files import DagFiles
+from headgate.supervisor.tasks.decisions import Decisions
 from headgate.supervisor.tasks.listeners import Listeners
-from headgate.supervisor.tasks.scheduler import Scheduler
-from headgate.supervisor.tasks.steps import step_of, words_of
+from headgate.supervisor.tasks.scheduler import Scheduler, note_scheduled
+from headgate.supervisor.tasks.steps import End, end_of, handled_by, sender_of, step_end_of
 
 OUTCOMES_MAX = 64  # of steps, stored in one transaction
 OUTCOMES_FIRST = 4  # of the first groups, before the speed of the database is known
@@ -67,7 +68,6 @@ OUTCOMES_FIRST = 4  # of the first groups, before the speed of the database is k
 # dispatch serve all of them.
 STORED_A_STEP_MAX = 4
 DISPATCH_MAX = 100  # tasks of one dispatch: bounds its locks
-FAIL_STEP_S = 30.0  # at least, for a step that is resumed to fail: it has to load its file
 PASSED_OVER_WAIT_S = 0.05  # before pools are tried again that another supervisor had locked
 
 
@@ -75,6 +75,7 @@ class TaskTimes(msgspec.Struct, frozen=True):
     """Intervals in seconds."""
 
     look_s: float = 5.0  # between two checks of running tasks if none seems to have been written to
+    healthy_s: float = HEALTHY_S  # until an endless task counts as one that runs well
 
 
 class _Running(msgspec.Struct):
@@ -84,14 +85,6 @@ class _Running(msgspec.Struct):
     ends_at: float  # when its execution_timeout is over; infinity for none
     is_ending: bool = False
     is_shut_down: bool = False  # it is ended because its supervisor leaves
-
-
-class _End(NamedTuple):
-    """The end of a step, to be stored."""
-
-    task: TaskToRun
-    outcome: StepOutcome | WorkerLost | NotBegun
-    map_name: str | None = None
 
 
 class TaskCore:
@@ -104,6 +97,7 @@ class TaskCore:
         scheduler: Scheduler,
         answers: QueryHandler,
         files: DagFiles,
+        decisions: Decisions,
         logs: TaskLogs,
         *,
         queues: Sequence[str],
@@ -111,12 +105,15 @@ class TaskCore:
         retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
         step_times: StepTimes | None = None,
+        figures: Figures | None = None,
     ) -> None:
+        self._figures = Figures() if figures is None else figures
         self._store = store
         self._executor = executor
         self._scheduler = scheduler
         self._answers = answers
         self._files = files
+        self._decisions = decisions
         self._logs = logs
         self._queues = tuple(queues)
         self._times = times
@@ -131,6 +128,7 @@ class TaskCore:
         self._group_max = OUTCOMES_MAX  # less while a refused outcome is looked for
         self._look_at = 0.0
         self._dispatch_at = 0.0  # when tasks may be waiting for workers; infinity: none are
+        self._endless_at = 0.0  # the same of endless tasks, even if no worker of the pool is free
         self._dispatch_in_doubt = False  # the last one raised: it may have dispatched tasks that no worker got
         self._is_draining = False
         self._has_changed_triggers = False  # in this step
@@ -144,7 +142,7 @@ class TaskCore:
         self._scheduler.notify()
         if has_fenced:
             self._scheduler.notify_fenced()
-        self._look_at = self._dispatch_at = 0.0
+        self._look_at = self._dispatch_at = self._endless_at = 0.0
 
     def notify_signals(self) -> None:
         """Look soon for tasks that wait for signals, or listen to them: some may have been sent."""
@@ -171,6 +169,8 @@ class TaskCore:
                 if self._files.step(epoch, now):
                     self._scheduler.notify()
                 self._schedule(epoch, now)
+                if self._decisions.step(epoch, now):
+                    self._scheduler.notify_decided()
                 self._dispatch(epoch, now)
         except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows here belong to no one task
             self._retry.failed(exc, now)
@@ -184,11 +184,12 @@ class TaskCore:
         if self._inbox:
             asks.append(0.0)
         if not self._is_draining:
-            asks += [self._scheduler.wake_at(), self._files.wake_at()]
+            asks += [self._scheduler.wake_at(), self._files.wake_at(), self._decisions.wake_at()]
         if self._dispatch_in_doubt:
             asks.append(0.0)  # find its tasks at once
-        elif not self._is_draining and self._places().most:
-            asks.append(self._dispatch_at)
+        elif not self._is_draining:
+            asks += [self._dispatch_at] if self._places().most else []
+            asks += [self._endless_at] if self._executor.endless_room() else []
         late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
         return min(late, self._executor.wake_at(), max(min(asks), self._retry.at))
 
@@ -207,8 +208,15 @@ class TaskCore:
         return [run.task.name for run in self._running.values()]
 
     def drain(self, now: float) -> bool:
-        """Dispatch nothing more; return whether nothing runs any more and all outcomes are stored."""
+        """Dispatch nothing more; return whether nothing runs any more and all outcomes are stored.
+
+        Endless tasks are not waited for: they are ended here, and begin elsewhere.
+        """
         self._is_draining = True
+        for token, run in self._running.items():
+            if run.task.is_endless and not run.is_ending:
+                run.is_ending = run.is_shut_down = True
+                self._executor.end(token, "lost", "its supervisor was asked to stop")
         return self._executor.drain(now) and not self._inbox
 
     def end_all(self, reason: str) -> None:
@@ -229,6 +237,7 @@ class TaskCore:
         """Leave no process behind."""
         self._executor.close()
         self._files.close()
+        self._decisions.close()
 
     # --- outcomes ---------------------------------------------------------------------------------
 
@@ -241,13 +250,16 @@ class TaskCore:
             self._listeners.forget(event.token)
         if isinstance(event, StepEnded):
             self._step_times.note(run.task.kind, event.took_s)
-        is_blameless = isinstance(event, StepLost) and run.is_shut_down
-        self._inbox.append((_without_events(run.task) if is_blameless else run.task, event))
+            self._figures.observe(catalogue.STEP_SECONDS, event.took_s)
+        task = run.task
+        if isinstance(event, StepLost) and run.is_shut_down:
+            task, event = steps.without_events(task), msgspec.structs.replace(event, is_blameless=True)
+        self._inbox.append((task, event))
 
     def _store_some(self, epoch: Epoch, now: float) -> None:
-        for _ in range(STORED_A_STEP_MAX):
-            if not self._inbox:
-                return
+        stored = 0
+        while self._inbox and stored < STORED_A_STEP_MAX:
+            stored += not _is_for_value(self._inbox[0][1])  # its answer takes no transaction that writes
             self._store_next(epoch, now)
 
     def _store_next(self, epoch: Epoch, now: float) -> None:
@@ -280,45 +292,60 @@ class TaskCore:
         self._group_max = OUTCOMES_MAX
         self._group_size.stored(len(group), self._clock() - begun_at)
         marks.reach("tasks.outcome_stored")
-        for _ in group:
-            self._inbox.popleft()
+        self._drop_oldest(len(group))
         self._scheduler.notify()
         self._dispatch_at = 0.0  # slots of a pool are free
+        if any(end.task.is_endless for end in group):
+            self._endless_at = 0.0
 
-    def _oldest_ends(self) -> list[_End]:
-        """Return the ends of steps that are stored next: the oldest ones, up to the next query."""
-        ends: list[_End] = []
-        for task, event in itertools.islice(self._inbox, min(self._group_max, self._group_size.items)):
-            if isinstance(event, StepQuery):
+    def _oldest_ends(self) -> list[End]:
+        """Return the ends of steps that are stored next: the oldest ones, up to the next query that writes.
+
+        Queries for values are passed over: each instance of a mapped task sends some, and would part all outcomes. They
+        are answered later, after what came before them is stored.
+        """
+        ends: list[End] = []
+        for task, event in self._inbox:
+            if _is_for_value(event):
+                continue
+            if isinstance(event, StepQuery) or len(ends) >= min(self._group_max, self._group_size.items):
                 break
-            if isinstance(event, StepEnded):
-                ends.append(_End(task, event.outcome, event.map_name))
-            elif isinstance(event, StepReturned):
-                ends.append(_End(task, NotBegun()))
-            else:
-                ends.append(_End(task, WorkerLost(event.reason)))
+            ends.append(end_of(task, event))
         return ends
 
-    def _store_group(self, epoch: Epoch, group: Sequence[_End]) -> None:
-        ends = [_step_end(end) for end in group]
-        states = self._store.store_ends(epoch, ends)
+    def _drop_oldest(self, count: int) -> None:
+        """Forget the oldest ends of steps: they are stored."""
+        passed_over = list[tuple[TaskToRun, ExecutorEvent]]()
+        while count:
+            oldest = self._inbox.popleft()
+            if _is_for_value(oldest[1]):
+                passed_over.append(oldest)
+            else:
+                count -= 1
+        self._inbox.extendleft(reversed(passed_over))
+
+    def _store_group(self, epoch: Epoch, group: Sequence[End]) -> None:
+        ends = [step_end_of(end) for end in group]
+        states = self._store.store_ends(epoch, ends, healthy_s=self._times.healthy_s)
         if any(end.signals for end in ends):
             self.notify_signals()
         for end, state in zip(group, states, strict=True):
+            self._figures.add(catalogue.STEPS_ENDED, steps.kind_of(end.outcome))
             if isinstance(end.outcome, NotBegun):
                 continue
             # A step that has only handled events leaves its trigger as it is; any other end of one ends it.
             ends_stream = end.task.stream is not None and not isinstance(end.outcome, StepHandled)
             self._has_changed_triggers |= ends_stream or isinstance(end.outcome, StepDeferred)
-            if end.task.stream_trigger is not None and (handled := _handled(end.outcome)):
+            if end.task.stream_trigger is not None and (handled := handled_by(end.outcome)):
                 before = self._handled.get(end.task.stream_trigger, 0)
                 self._handled[end.task.stream_trigger] = before + handled
-            self._log_end(end.task, state, *words_of(end.outcome))
+            self._log_end(end.task, state, *steps.words_of(end.outcome, is_moved=state is TaskState.SCHEDULED))
         self._logs.flush()
 
-    def _store_refused(self, epoch: Epoch, end: _End, refused: ValueRefused | RowsRefused) -> None:
+    def _store_refused(self, epoch: Epoch, end: End, refused: ValueRefused | RowsRefused) -> None:
         """Fail a task with the error for which its outcome cannot be stored; it keeps none of its XComs."""
         (state,) = self._store.store_ends(epoch, [StepEnd(end.task.id, end.task.token, StepFailed(str(refused)))])
+        self._figures.add(catalogue.STEPS_ENDED, "failed")
         self._has_changed_triggers |= end.task.stream is not None
         self._log_end(end.task, state, "the outcome cannot be stored", {"error": str(refused)})
         self._logs.flush()
@@ -340,7 +367,7 @@ class TaskCore:
                 room = self._store.emit(epoch, task.id, task.token, Emitted(asked.query.first, asked.query.values))
                 return Response(asked.id, room, error="the task was cleared or marked" if room is None else "")
             if isinstance(asked.query, SendSignals):
-                signals = sending.news_of(asked.query.signals, _sender(task), task.dag_run_id)
+                signals = sending.news_of(asked.query.signals, sender_of(task), task.dag_run_id)
                 sent = self._store.send_signals(epoch, task.id, task.token, signals)
                 if sent is None:
                     return Response(asked.id, error="the task was cleared or marked")
@@ -399,9 +426,13 @@ class TaskCore:
 
     def _schedule(self, epoch: Epoch, now: float) -> None:
         result = self._scheduler.step(epoch, now)
+        note_scheduled(self._figures, result)
         self._has_expanded |= result.instances > 0
+        if result.has_questions:
+            self._decisions.notify()
         if result.may_dispatch:
             self._dispatch_at = min(self._dispatch_at, now)
+            self._endless_at = min(self._endless_at, now)
         if result.in_triggers or result.timed_out or result.removed:
             self._has_changed_triggers = True
         for task in result.adopted:
@@ -416,21 +447,25 @@ class TaskCore:
 
     def _dispatch(self, epoch: Epoch, now: float) -> None:
         places = self._places()
-        limit = min(self._lookout.limit(places), DISPATCH_MAX)
-        if limit == 0 or now < self._dispatch_at or self._dispatch_in_doubt:
+        limit = min(self._lookout.limit(places), DISPATCH_MAX) if now >= self._dispatch_at else 0
+        endless = self._executor.endless_room() if limit or now >= self._endless_at else 0
+        if not (limit or endless) or self._dispatch_in_doubt:
             return
         self._dispatch_in_doubt = True
-        given = self._store.dispatch(epoch, limit=limit, queues=self._queues, places=places)
+        given = self._store.dispatch(epoch, limit=limit, queues=self._queues, places=places, endless=endless)
         self._dispatch_in_doubt = False
-        self._lookout.found(places, limit, len(given.tasks))
         if given.tasks:
             marks.reach("tasks.dispatched")
         for task in given.tasks:
             self._begin(task, now)
-        if len(given.tasks) == limit or given.has_more:
-            self._dispatch_at = now  # there may be more, as soon as there is room
-        else:
-            self._dispatch_at = now + PASSED_OVER_WAIT_S if given.passed_over else math.inf
+        again_at = now + PASSED_OVER_WAIT_S if given.passed_over else math.inf
+        if endless:
+            self._endless_at = min(again_at, math.inf if given.endless_in_s is None else now + given.endless_in_s)
+        if limit:
+            taken = sum(not task.is_endless for task in given.tasks)
+            self._lookout.found(places, limit, taken)
+            # There may be more, as soon as there is room.
+            self._dispatch_at = now if taken == limit or given.has_more else again_at
 
     def _begin(self, task: TaskToRun, now: float) -> None:
         if task.error:
@@ -438,7 +473,7 @@ class TaskCore:
             failure = StepFailed(f"the arguments to resume the task with cannot be read: {task.error}", may_retry=False)
             self._inbox.append((task, StepEnded(task.token, failure)))
             return
-        time_s = _time_of(task)
+        time_s = steps.time_of(task)
         if time_s <= 0:  # it has waited for a worker until the end of its try
             self._say_begun(task)
             self._inbox.append((task, StepEnded(task.token, StepFailed(EXECUTION_TIMEOUT_OVER))))
@@ -446,43 +481,13 @@ class TaskCore:
         if not self._running:
             self._look_at = now + self._times.look_s  # it was ours a moment ago
         self._running[task.token] = _Running(task, now + time_s)
-        step = step_of(task, None if time_s == math.inf else now + time_s)
-        self._executor.submit(step, self._step_times.of(task.kind))
+        step = steps.step_of(task, None if time_s == math.inf else now + time_s)
+        self._executor.submit(step, self._step_times.of(task.kind), is_endless=task.is_endless)
 
     def _say_begun(self, task: TaskToRun) -> None:
         """Say in the log of a task that it has begun, though no worker does: for those the executor says it."""
         self._logs.begun(task.name, task.next_method)
 
 
-def _time_of(task: TaskToRun) -> float:
-    """Return how many seconds a step may take."""
-    if task.remaining_s is None:
-        return math.inf
-    # A step may be resumed to fail because its time is over. It logs why, so it needs time to run.
-    return max(task.remaining_s, FAIL_STEP_S if task.next_method == FAIL_METHOD else 0.0)
-
-
-def _step_end(end: _End) -> StepEnd:
-    """Return the end of a step as it is stored. Raises `ValueRefused` for signals that a step may not send."""
-    said = () if isinstance(end.outcome, WorkerLost | NotBegun | StepFailed) else end.outcome.signals
-    signals = tuple(sending.news_of(said, _sender(end.task), end.task.dag_run_id)) if said else ()
-    return StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task), end.map_name, signals)
-
-
-def _sender(task: TaskToRun) -> str:
-    return f"task {task.name.task}, try {task.try_number}"
-
-
-def _handled(outcome: StepOutcome | WorkerLost | NotBegun) -> int:
-    """Return how many events of a stream a step has handled."""
-    return 0 if isinstance(outcome, WorkerLost | NotBegun) or outcome.handled is None else outcome.handled.count
-
-
-def _without_events(task: TaskToRun) -> TaskToRun:
-    """Return the task of a step that a shutdown has ended: none of the events that it had is poison for that."""
-    stream = None if task.stream is None else msgspec.structs.replace(task.stream, events=())
-    return msgspec.structs.replace(task, stream=stream)
-
-
-def _events_of(task: TaskToRun) -> tuple[int, ...]:
-    return () if task.stream is None else tuple(event.id for event in task.stream.events)
+def _is_for_value(event: ExecutorEvent) -> bool:
+    return isinstance(event, StepQuery) and isinstance(event.query, VALUE_QUERIES)

@@ -20,8 +20,10 @@ from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
 from headgate.store.scheduling.new_runs import NewRuns
 from headgate.store.store import Store
-from headgate.store.tasks.outcomes import Adopted
+from headgate.store.tasks.outcomes import HEALTHY_S, Adopted
 from headgate.supervisor.backoff import DatabaseRetry
+from headgate.supervisor.metrics import catalogue
+from headgate.supervisor.metrics.figures import Figures
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +39,7 @@ class SchedulerStep(msgspec.Struct, frozen=True):
     which can be claimed now. ``removed``: the number of tasks that ended together with the triggers they waited for.
     ``ended`` are runs by their ids, ``made`` are new runs as (dag_id, run_id). ``adopted`` are tasks of supervisors
     that have died; ``timed_out`` are tasks whose deferral took too long. ``instances`` of mapped tasks were made.
+    ``has_questions``: users' code may have to decide about signals.
     """
 
     may_dispatch: bool = False
@@ -47,9 +50,18 @@ class SchedulerStep(msgspec.Struct, frozen=True):
     made: list[tuple[str, str]] = []
     adopted: list[Adopted] = []
     timed_out: list[TaskInstanceId] = []
+    has_questions: bool = False
 
 
 NOTHING_DONE = SchedulerStep()
+
+
+def note_scheduled(figures: Figures, done: SchedulerStep) -> None:
+    """Count what a step has done."""
+    for ended in done.ended.values():
+        figures.add(catalogue.RUNS_ENDED, ended)
+    figures.add(catalogue.RUNS_MADE, by=len(done.made))
+    figures.add(catalogue.TASKS_ADOPTED, by=len(done.adopted))
 
 
 class Duty:
@@ -67,8 +79,9 @@ class Duty:
 class Scheduler:
     """One supervisor's scheduler. Times are those of the caller's monotonic clock."""
 
-    def __init__(self, store: Store, *, retry: DatabaseRetry) -> None:
+    def __init__(self, store: Store, *, retry: DatabaseRetry, healthy_s: float = HEALTHY_S) -> None:
         self._store = store
+        self._healthy_s = healthy_s
         self._retry = retry
         self._evaluation = Duty(self._evaluate_runs)
         self._retries = Duty(self._retry_tasks)
@@ -76,13 +89,15 @@ class Scheduler:
         self._batches = Duty(self._begin_due_batches)
         self._reopening = Duty(self._reopen_streams)
         self._signals = Duty(self._consider_signals)
+        self._questions = Duty(self._report_questions)
         self._ticks = Duty(self._tick)
         self._dates = Duty(self._create_runs_by_date)
-        self._assets = Duty(self._create_runs_by_asset)
+        self._event_runs = Duty(self._create_runs_by_event)
         self._adoption = Duty(self._adopt)
         self._query = Duty(self._ask)
         self._duties = (  # in order of urgency
             self._signals,
+            self._questions,
             self._evaluation,
             self._retries,
             self._timeouts,
@@ -90,7 +105,7 @@ class Scheduler:
             self._reopening,
             self._ticks,
             self._dates,
-            self._assets,
+            self._event_runs,
             self._adoption,
             self._query,
         )
@@ -101,12 +116,17 @@ class Scheduler:
 
     def notify(self) -> None:
         """Make a query due soon: a task has ended, an event was stored, or other processes have written."""
-        self._evaluation.due_at = self._assets.due_at = 0.0
+        self._evaluation.due_at = self._event_runs.due_at = 0.0
         self._query.require(self._asked_at + ASK_AGAIN_S)
 
     def notify_signals(self) -> None:
         """Make those due that wait for signals: some may have been sent, or a task may wait for one now."""
         self._signals.due_at = 0.0
+
+    def notify_decided(self) -> None:
+        """Have what was decided about signals act, and look for more of them."""
+        self._signals.due_at = self._evaluation.due_at = 0.0
+        self._query.require(self._asked_at + ASK_AGAIN_S)  # a decision that has failed is made again
 
     def notify_fenced(self) -> None:
         """Make adoption due: other supervisors were fenced, so their tasks can be adopted."""
@@ -147,7 +167,7 @@ class Scheduler:
             self._signals.due_at = now  # some of them may wait for signals
         self._log_unreadable(planned.unreadable)
         if planned.ended:  # their DAGs may have another run now
-            self._assets.due_at = now
+            self._event_runs.due_at = now
             self._dates.due_at = now
         return SchedulerStep(
             may_dispatch=planned.scheduled > 0,
@@ -178,7 +198,7 @@ class Scheduler:
     def _begin_due_batches(self, epoch: Epoch, now: float) -> SchedulerStep:
         begun = self._store.tasks.begin_due_batches(epoch)
         if begun:
-            self._batches.due_at = now
+            self._batches.due_at = self._evaluation.due_at = now
             self._was_in_vain = False
         return SchedulerStep(may_dispatch=bool(begun))
 
@@ -194,7 +214,12 @@ class Scheduler:
             self._signals.due_at = now
         if considered.tasks or considered.rules:
             self._evaluation.due_at = now
-        return NOTHING_DONE
+        if considered.for_runs:
+            self._event_runs.due_at = now
+        return SchedulerStep(has_questions=considered.asked > 0)
+
+    def _report_questions(self, epoch: Epoch, now: float) -> SchedulerStep:
+        return SchedulerStep(has_questions=True)
 
     def _tick(self, epoch: Epoch, now: float) -> SchedulerStep:
         if self._store.scheduling.tick(epoch):
@@ -205,8 +230,8 @@ class Scheduler:
     def _create_runs_by_date(self, epoch: Epoch, now: float) -> SchedulerStep:
         return self._made(self._store.scheduling.create_due_runs(epoch), self._dates, now)
 
-    def _create_runs_by_asset(self, epoch: Epoch, now: float) -> SchedulerStep:
-        return self._made(self._store.scheduling.create_asset_runs(epoch), self._assets, now)
+    def _create_runs_by_event(self, epoch: Epoch, now: float) -> SchedulerStep:
+        return self._made(self._store.scheduling.create_event_runs(epoch), self._event_runs, now)
 
     def _made(self, new: NewRuns, duty: Duty, now: float) -> SchedulerStep:
         if new.made:
@@ -215,14 +240,16 @@ class Scheduler:
         if new.more:
             duty.due_at = now if new.made else now + PASSED_OVER_WAIT_S
         for dag, events in new.dropped.items():
-            log.warning("more asset events wait for a DAG than may; the oldest make no run", dag=dag, events=events)
+            log.warning(
+                "more events or signals wait for a DAG than may; the oldest make no run", dag=dag, events=events
+            )
         self._log_unreadable(new.unreadable)
         for dag, problem in new.broken.items():
             log.error("a DAG has no next run", dag=dag, problem=problem)
         return SchedulerStep(made=new.made)
 
     def _adopt(self, epoch: Epoch, now: float) -> SchedulerStep:
-        adopted = self._store.tasks.adopt(epoch)
+        adopted = self._store.tasks.adopt(epoch, healthy_s=self._healthy_s)
         if adopted:
             self._adoption.due_at = self._evaluation.due_at = now
             log.warning("adopted tasks of supervisors that are gone", tasks=len(adopted))
@@ -235,20 +262,22 @@ class Scheduler:
         self.deadline_at = math.inf if due.deadline_in_s is None else now + due.deadline_in_s
         for duty, is_due in (
             (self._evaluation, due.has_dirty),
-            (self._assets, due.has_waiting),
+            (self._event_runs, due.has_waiting),
             (self._adoption, due.has_orphans),
             (self._reopening, due.has_reopening),
             (self._signals, due.has_signals),
         ):
             if is_due:
                 duty.require(now)
+        if due.ask_in_s is not None:
+            self._questions.require(now + max(0.0, due.ask_in_s))
         if due.in_s is None:
             self._was_in_vain = False
         elif due.in_s > 0:
             self._was_in_vain = False
             self._query.require(now + due.in_s)
         else:
-            for duty in (self._retries, self._timeouts, self._batches, self._ticks, self._dates, self._assets):
+            for duty in (self._retries, self._timeouts, self._batches, self._ticks, self._dates, self._event_runs):
                 duty.due_at = now
             if not self._was_in_vain:
                 # Query again right after these duties, but not twice in a row: it may be that only another process can

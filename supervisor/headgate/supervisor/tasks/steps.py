@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import assert_never
+from typing import NamedTuple, assert_never
+
+import msgspec
 
 from headgate.protocol.messages.steps import (
     StepDeferred,
@@ -13,9 +16,14 @@ from headgate.protocol.messages.steps import (
     StepSkipped,
     StepSucceeded,
 )
-from headgate.protocol.messages.worker import AssetEvent, Step
+from headgate.protocol.messages.worker import AssetEvent, Step, StepEnded
+from headgate.scheduling.states import FAIL_METHOD
+from headgate.store.signals import sending
 from headgate.store.tasks.dispatch import TaskToRun
-from headgate.store.tasks.outcomes import NotBegun, WorkerLost
+from headgate.store.tasks.outcomes import NotBegun, StepEnd, WorkerLost
+from headgate.supervisor.executors.base import StepLost, StepReturned
+
+FAIL_STEP_S = 30.0  # at least, for a step that is resumed to fail: it has to load its file
 
 
 def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
@@ -43,10 +51,32 @@ def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
         map_index=task.map_index,
         emitted=task.emitted,
         map_length=task.map_length,
+        is_of_signals=task.is_of_signals,
     )
 
 
-def words_of(outcome: StepOutcome | WorkerLost | NotBegun) -> tuple[str, Mapping[str, object]]:
+def time_of(task: TaskToRun) -> float:
+    """Return how many seconds a step may take."""
+    if task.remaining_s is None:
+        return math.inf
+    # A step may be resumed to fail because its time is over. It logs why, so it needs time to run.
+    return max(task.remaining_s, FAIL_STEP_S if task.next_method == FAIL_METHOD else 0.0)
+
+
+def kind_of(outcome: StepOutcome | WorkerLost | NotBegun) -> str:
+    """Return the label of an outcome in `headgate.supervisor.metrics.catalogue.STEPS_ENDED`."""
+    match outcome:
+        case WorkerLost():
+            return "lost"
+        case NotBegun():
+            return "returned"
+        case _:
+            return str(outcome.__struct_config__.tag)
+
+
+def words_of(
+    outcome: StepOutcome | WorkerLost | NotBegun, *, is_moved: bool = False
+) -> tuple[str, Mapping[str, object]]:
     """Return what the log of a task says of the end of a step, and the fields beside it."""
     match outcome:
         case StepSucceeded():
@@ -59,9 +89,56 @@ def words_of(outcome: StepOutcome | WorkerLost | NotBegun) -> tuple[str, Mapping
             return "deferred", {"trigger": outcome.classpath, "goes_on_in": outcome.next_method}
         case StepHandled():
             return "handled", {"events": outcome.handled.count}
+        case WorkerLost() if is_moved:
+            return "it begins again on another worker, in the same try", {"reason": outcome.reason}
         case WorkerLost():
             return "the worker was lost", {"error": outcome.reason}
         case NotBegun():
             return "not begun", {}
         case _:
             assert_never(outcome)
+
+
+class End(NamedTuple):
+    """The end of a step, to be stored."""
+
+    task: TaskToRun
+    outcome: StepOutcome | WorkerLost | NotBegun
+    map_name: str | None = None
+
+
+def end_of(task: TaskToRun, event: StepEnded | StepLost | StepReturned) -> End:
+    """Return the end of a step as an executor reports it."""
+    match event:
+        case StepEnded():
+            return End(task, event.outcome, event.map_name)
+        case StepReturned():
+            return End(task, NotBegun())
+        case _:
+            return End(task, WorkerLost(event.reason, event.is_blameless))
+
+
+def step_end_of(end: End) -> StepEnd:
+    """Return the end of a step as it is stored. Raises `ValueRefused` for signals that a step may not send."""
+    said = () if isinstance(end.outcome, WorkerLost | NotBegun | StepFailed) else end.outcome.signals
+    signals = tuple(sending.news_of(said, sender_of(end.task), end.task.dag_run_id)) if said else ()
+    return StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task), end.map_name, signals)
+
+
+def sender_of(task: TaskToRun) -> str:
+    return f"task {task.name.task}, try {task.try_number}"
+
+
+def handled_by(outcome: StepOutcome | WorkerLost | NotBegun) -> int:
+    """Return how many events of a stream a step has handled."""
+    return 0 if isinstance(outcome, WorkerLost | NotBegun) or outcome.handled is None else outcome.handled.count
+
+
+def without_events(task: TaskToRun) -> TaskToRun:
+    """Return the task of a step that a shutdown has ended: none of the events that it had is poison for that."""
+    stream = None if task.stream is None else msgspec.structs.replace(task.stream, events=())
+    return msgspec.structs.replace(task, stream=stream)
+
+
+def _events_of(task: TaskToRun) -> tuple[int, ...]:
+    return () if task.stream is None else tuple(event.id for event in task.stream.events)

@@ -39,6 +39,8 @@ from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.redeliveries import Difference
 from headgate.supervisor.backoff import DatabaseRetry
+from headgate.supervisor.metrics import catalogue
+from headgate.supervisor.metrics.figures import Figures
 from headgate.supervisor.slice_size import SliceSize
 
 log = structlog.get_logger(__name__)
@@ -132,12 +134,14 @@ class Intake:
     def __init__(
         self,
         store: Store,
+        figures: Figures | None = None,
         *,
         slice_events_max: int,
         retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._figures = Figures() if figures is None else figures
         self._slice_size = SliceSize(slice_events_max)
         self._clock = clock
         self._retry = retry
@@ -174,6 +178,11 @@ class Intake:
     def is_waiting_for_others(self, incarnation: int) -> bool:
         """Whether a round of another incarnation is not stored yet."""
         return any(slice_.incarnation != incarnation for slice_ in self._waiting)
+
+    @property
+    def waiting_events(self) -> int:
+        """The number of events that are not stored yet."""
+        return sum(len(slice_.events) for slice_ in self._waiting)
 
     @property
     def is_empty(self) -> bool:
@@ -216,8 +225,7 @@ class Intake:
                     described=slice_.described,
                     redriven=slice_.redriven,
                 )
-                self._slice_size.stored(slice_.rows, self._clock() - begun_at)
-                _log_differing(result.differing)
+                self._note(slice_, result, self._clock() - begun_at)
             # From here on the slice is committed and durable: because of this line its events may be acknowledged.
             tally.persisted.extend([event.seq for event in slice_.events if event.seq])
             # A whole letter is handled; of any other the broker still has the message, and must not forget it.
@@ -243,6 +251,20 @@ class Intake:
             slice_.described,
             slice_.redriven,
         )
+
+    def _note(self, slice_: Slice, result: StoredSlice, took_s: float) -> None:
+        self._slice_size.stored(slice_.rows, took_s)
+        _log_differing(result.differing)
+        if slice_.events:
+            self._figures.observe(catalogue.SLICE_SECONDS, took_s)
+            self._figures.observe(catalogue.SLICE_EVENTS, len(slice_.events))
+        self._figures.add(catalogue.EVENTS_STORED, by=result.stored)
+        self._figures.add(catalogue.EVENTS_REDELIVERED, by=result.redelivered)
+        self._figures.add(catalogue.EVENTS_REFUSED, "runner", by=len(slice_.refused))
+        self._figures.add(catalogue.EVENTS_REFUSED, "difference", by=len(result.differing))
+        self._figures.add(catalogue.MESSAGES_PASSED_OVER, by=len(result.passed_over))
+        for finished in slice_.finished:
+            self._figures.add(catalogue.TRIGGER_RUNS, finished.outcome)
 
     def _take_slice(self) -> Slice:
         """Return the first slice, split if it is longer than the current size."""
@@ -293,6 +315,7 @@ class Intake:
         except DATABASE_UNUSABLE as exc:
             self._retry.failed(exc, now)
             return False
+        self._figures.add(catalogue.EVENTS_REFUSED, "database")
         log.error(
             "an event cannot be stored and is kept as a dead letter",
             trigger_id=event.trigger_id,

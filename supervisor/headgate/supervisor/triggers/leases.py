@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from headgate.protocol import marks
-from headgate.store.errors import DATABASE_UNUSABLE
+from headgate.store.errors import DATABASE_UNUSABLE, LeaseLost
 from headgate.store.ids import Epoch, Hold
 from headgate.store.store import Store
 from headgate.store.triggers.changes import CHANGES_AT_ONCE_MAX
@@ -99,15 +99,17 @@ class Leases:
         capacity: int,
         queues: Sequence[str],
         workers: int = 0,
+        endless_workers: int = 0,
         times: LeaseTimes,
         is_gone: Callable[[TriggererRow], bool],
         retry: DatabaseRetry,
     ) -> None:
         self._store = store
         self._identity = identity
-        self._capacity = capacity
+        self.capacity = capacity
         self._queues = tuple(queues)
-        self._workers = workers
+        self.workers = workers
+        self._endless_workers = endless_workers
         self._times = times
         self._is_gone = is_gone
         self._retry = retry
@@ -172,7 +174,7 @@ class Leases:
         is asked before the poll, so that writes after the poll are noticed the next time. A poll is made as well if
         there is room for triggers again that were left to others.
         """
-        if self._wants_room and owned < self._capacity:
+        if self._wants_room and owned < self.capacity:
             self._poll_at = min(self._poll_at, self._polled_at + self._times.listen_pause_max_s)
         if self._epoch is None or (self._listen_at is not None and now < self._listen_at):
             return
@@ -210,6 +212,13 @@ class Leases:
         self._retry.succeeded(now)
         return result
 
+    def sign_off(self) -> None:
+        """Give the lease up, so that others need not wait until it runs out; the database is asked once."""
+        try:
+            self._store.release_triggerer(self.epoch)
+        except (*DATABASE_UNUSABLE, LeaseLost) as exc:
+            log.warning("could not sign off; others take over when the lease runs out", error=str(exc))
+
     def _failed(self, error: Exception, now: float) -> None:
         retry_at = self._retry.failed(error, now)
         self._heartbeat_at = self._fence_at = self._poll_at = self._listen_at = retry_at
@@ -236,14 +245,15 @@ class Leases:
             pid=who.pid,
             machine=who.machine,
             process_started=who.process_started,
-            capacity=self._capacity,
+            capacity=self.capacity,
             queues=self._queues,
-            workers=self._workers,
+            workers=self.workers,
+            endless_workers=self._endless_workers,
         )
         marks.reach("leases.registered")
         self._renewed_at = now
         self._heartbeat_at = now + self._times.heartbeat_s
-        log.info("registered", epoch=self._epoch, capacity=self._capacity, queues=self._queues)
+        log.info("registered", epoch=self._epoch, capacity=self.capacity, queues=self._queues)
 
     def _fence_neighbours(self, epoch: Epoch) -> bool:
         """Fence neighbours that are silent, and those whose process is known to have ended on this machine."""
@@ -289,21 +299,21 @@ class Leases:
         self._polled_at = now
         poll = self._store.poll(epoch, self._queues)
         changed = self._take_changes(epoch, poll.changed)
-        room = min(self._capacity - owned, CLAIM_TRIGGERS_MAX)
+        room = min(self.capacity - owned, CLAIM_TRIGGERS_MAX)
         leaves_some = False
         claimed: list[ClaimedTrigger] = []
         if poll.claimable and claiming and room > 0:
             share, leaves_some = self._share(now, room)
             self._claim_in_doubt = True
             claimed = self._store.claim_triggers(
-                epoch, limit=share, room=self._capacity - owned, is_idle=owned == 0, queues=self._queues
+                epoch, limit=share, room=self.capacity - owned, is_idle=owned == 0, queues=self._queues
             )
             self._claim_in_doubt = False
-            if owned + len(claimed) > self._capacity:
+            if owned + len(claimed) > self.capacity:
                 log.warning(
                     "a stream has more triggers than the capacity; it is run nevertheless, because nothing else is",
                     triggers=len(claimed),
-                    capacity=self._capacity,
+                    capacity=self.capacity,
                 )
             marks.reach("leases.claim_written")
         if not poll.claimable:

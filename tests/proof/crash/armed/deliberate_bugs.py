@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select, update
+from sqlalchemy import func, insert, select, update
 
 from headgate.child import queries
 from headgate.protocol.messages.dags import TaskState
@@ -20,9 +20,9 @@ from headgate.runner.trigger_run import TriggerRun
 from headgate.scheduling import planning, signal_rules
 from headgate.signals import outgoing
 from headgate.store.scheduling import expansion
-from headgate.store.signals import waits
-from headgate.store.tables import signal_wait, task_stream, trigger_event
-from headgate.store.tasks import elements, run_states, stream_steps, task_streams
+from headgate.store.signals import dag_signals, waits
+from headgate.store.tables import dag_signal, signal_wait, task_stream, trigger_event
+from headgate.store.tasks import elements, run_states, stream_steps, task_streams, values
 from headgate.store.tasks.run_states import OwnMap
 from headgate.tasks.maps import outputs
 
@@ -94,6 +94,18 @@ def values_of_others() -> None:
     outputs.MappedOutput.__iter__ = from_newest  # type: ignore[method-assign]
 
 
+def value_of_another_in_its_trigger() -> None:
+    """An instance begins in a trigger with the value at the index that another had before it."""
+    original = values.value_of_instance
+    before: list[bytes | None] = []
+
+    def value_of_instance(tx: Any, instance: Any, source: Any) -> bytes | None:
+        before.append(original(tx, instance, source))
+        return before[max(len(before) - 2, 0)]
+
+    values.value_of_instance = value_of_instance
+
+
 def map_ended_with_its_first_window() -> None:
     """What was made by the first look is taken for all there are to be."""
     original = expansion.available
@@ -107,6 +119,17 @@ def map_ended_with_its_first_window() -> None:
 def elements_of_every_try() -> None:
     """A new try emits behind what the one before has emitted."""
     elements.emit_again = lambda tx, instance: None
+
+
+def first_element_twice() -> None:
+    """The first element of what comes at once is stored twice."""
+    original = elements.store_next
+
+    def store_next(tx: Any, task: Any, values: Any, **changes: Any) -> int:
+        original(tx, task, values[:1])
+        return original(tx, task, values, **changes)
+
+    elements.store_next = store_next
 
 
 def keys_of_appends_forgotten() -> None:
@@ -169,6 +192,36 @@ def start_forgotten_while_it_is_under_way() -> None:
     signal_rules.act = act
 
 
+def signal_of_a_dag_passed_over() -> None:
+    """The first signal that meets a rule of a DAG waits for no run."""
+    original = dag_signals.keep
+    calls: list[int] = []
+
+    def keep(tx: Any, dag_id: Any, wait_id: int, rows: Any) -> None:
+        calls.append(wait_id)
+        if len(calls) > 1:
+            original(tx, dag_id, wait_id, rows)
+
+    dag_signals.keep = keep
+
+
+def signal_of_a_dag_in_two_runs() -> None:
+    """The first run has its signal, which waits for another one as well."""
+    original = dag_signals.take
+    taken: list[int] = []
+
+    def take(tx: Any, dag_id: Any, dag_run_id: Any, run: Any) -> None:
+        original(tx, dag_id, dag_run_id, run)
+        taken.append(dag_run_id)
+        if len(taken) > 1:
+            return
+        columns = [column for column in dag_signal.c if column.name not in ("id", "dag_run_id")]
+        again = select(*columns).where(dag_signal.c.id == run.events[0].event_id)
+        tx.connection.execute(insert(dag_signal).from_select([column.name for column in columns], again))
+
+    dag_signals.take = take
+
+
 BUGS: dict[str, Callable[[], None]] = {
     bug.__name__: bug
     for bug in (
@@ -178,13 +231,17 @@ BUGS: dict[str, Callable[[], None]] = {
         credit_ignored,
         instance_left_out,
         values_of_others,
+        value_of_another_in_its_trigger,
         map_ended_with_its_first_window,
         elements_of_every_try,
+        first_element_twice,
         keys_of_appends_forgotten,
         group_all_at_once,
         sent_before_the_outcome,
         dedup_of_each_send,
         signals_from_before_the_run,
         start_forgotten_while_it_is_under_way,
+        signal_of_a_dag_passed_over,
+        signal_of_a_dag_in_two_runs,
     )
 }

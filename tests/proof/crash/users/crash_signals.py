@@ -5,19 +5,50 @@ They keep the journal of `crash_tasks`, and add what they send: `tests.proof.his
 
 from __future__ import annotations
 
+import fcntl
+import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from tests.proof.crash.users.crash_tasks import RETRIES, begin, note, now
-from tests.proof.history.signal_history import NOW, OBEYED, ORDERS, OUTCOME, OWN, WAITS, Acknowledged, Sends
+from tests.proof.history.signal_history import (
+    DECIDED,
+    NOW,
+    OBEYED,
+    ORDERS,
+    OUTCOME,
+    OWN,
+    PASSED,
+    STARTED,
+    TICKED,
+    WAITS,
+    Acknowledged,
+    Lives,
+    Sends,
+)
 from tests.proof.history.task_records import Ended
 
-from headgate.signals import On, Signal, SignalService, SignalVersion
-from headgate.tasks import DAG, SignalSensor, task
+from headgate.signals import (
+    STOP,
+    Every,
+    On,
+    OnSignal,
+    Signal,
+    SignalAction,
+    SignalService,
+    SignalVersion,
+    TaskEnded,
+    equal,
+)
+from headgate.tasks import DAG, BaseOperator, BashOperator, Context, SignalSensor, task
 from headgate.tasks.options import TaskOptions
 
 ORDERS_SENT = 3
+CLOSING = "closing"
 
 
 @task
@@ -66,10 +97,75 @@ def obeys(dag_id: str, run_id: str, signals: Sequence[SignalVersion]) -> None:
         SignalService().send_signal(OBEYED, f"{dag_id}/{run_id}/{signal.version}", with_outcome=True)
 
 
+@task(endless=True, retries=0, signals=[On(TaskEnded("closes"), action=STOP)])
+def endures(journal: str, **context: Any) -> None:
+    """Lose the first worker, and then run for ever, in one process at a time; `closes` ends it."""
+    name = f"{context['dag_id']}/{context['run_id']}/{context['task_id']}"
+    own = Path(journal).parent.parent / name.replace("/", "-")
+    with own.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note(journal, Lives(name, os.getpid(), is_alone=False))
+            return
+        note(journal, Lives(name, os.getpid(), is_alone=True))
+        if os.fstat(file.fileno()).st_size == 0:
+            file.write("begun")
+            file.flush()
+            os.kill(os.getpid(), SIGKILL)
+        SignalService().send_signal(CLOSING, name, dedup=name, of_run=True)
+        while True:
+            time.sleep(60.0)
+
+
+@task(retries=RETRIES, signals=[On(CLOSING)])
+def closes() -> None:
+    """Run when that is said to go on on another worker."""
+
+
+class Decides(BaseOperator):
+    """A task that some of the orders start, as its operator decides; it tells which, as `obeys` does."""
+
+    def on_signal(self, signal: SignalVersion) -> SignalAction:
+        return SignalAction.NONE if signal.value in PASSED else SignalAction.START
+
+    def execute(self, context: Context) -> None:
+        for signal in context["signals"]:
+            if signal.value not in PASSED:  # those that start nothing go with the next start
+                value = f"{context['dag_id']}/{context['run_id']}/{signal.version}"
+                SignalService().send_signal(DECIDED, value, with_outcome=True)
+
+
+@task(retries=RETRIES, signals=[On(Every(timedelta(seconds=1)))])
+def ticks(dag_id: str, run_id: str, signals: Sequence[SignalVersion]) -> None:
+    """Tell which time has started it, with the outcome."""
+    for signal in signals:
+        SignalService().send_signal(TICKED, f"{dag_id}/{run_id}/{signal.version}", with_outcome=True)
+
+
 @task
 def after(journal: str, **context: Any) -> None:
     """Run when a sensor has ended."""
     note(journal, Ended(begin(journal, context), "success", at=now()))
+
+
+@task
+def starts(run_signals: Sequence[SignalVersion]) -> None:
+    """Tell for which signals the run was created: that is stored with the outcome, so once for each run."""
+    for signal in run_signals:
+        SignalService().send_signal(STARTED, f"/{signal.version}", with_outcome=True)
+
+
+def started_dag(name: str) -> DAG:
+    """Return a DAG that has a run for each first signal of `sends`; only a signal ends the runs, that of their task."""
+    options: TaskOptions = {"retries": RETRIES, "retry_delay": timedelta(0)}
+    schedule, end_on = OnSignal(NOW, equal(0)), On(STARTED)
+    with DAG(name, schedule=schedule, end_on=end_on, default_args=options, max_active_runs=100) as dag:
+        starts()
+        BashOperator(task_id="waits", bash_command="false", signals=[On("never")]) >> BashOperator(
+            task_id="below", bash_command="false"
+        )
+    return dag
 
 
 def signal_dag(name: str, journal: str) -> DAG:
@@ -91,4 +187,8 @@ def signal_dag(name: str, journal: str) -> DAG:
         sensors["hears_any"] >> after(journal)
         orders(journal)
         obeys()
+        endures(journal)
+        closes()
+        ticks()
+        Decides(task_id="decides", signals=[On(ORDERS)], overlap="each")
     return dag

@@ -14,8 +14,8 @@ from typing import Any
 import trio
 
 from headgate.brokers.filelog import FileLogPosition, FileLogProducer, FileLogTrigger
-from headgate.brokers.filelog_partition import LogFile
-from headgate.brokers.filelog_storage import FileEntry, Seal
+from headgate.brokers.filelogs.partition import LogFile
+from headgate.brokers.filelogs.storage import FileEntry, Seal
 from headgate.testing.crash.history import Advanced, AdvancedItem, HandedOut, Record, encode
 from headgate.testing.poisonous import MENDED
 from headgate.triggers.base import BaseTrigger, TriggerEvent

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+from tests.proof.crash.workload import Fault
 from tests.proof.crash.workloads.tasks import FAULTS_OF_WORKERS, KILLS_OF_WORKERS, DagTruth, TaskTruth, TaskWorkload
 from tests.proof.history.findings import TERMINAL
 from tests.proof.history.map_history import (
     GIVEN,
     LEFT,
     LINKS,
+    PAGED,
     SEED,
     Checker,
     Mapped,
@@ -26,11 +28,11 @@ from tests.proof.history.map_history import (
 from headgate.protocol.marks import BUNDLE_MARKS, MAP_MARKS, TASK_MARKS, Mark
 from headgate.testing.crash.journal import JournalReader
 
-# The way of an instance to a worker, and of its outcome back.
+# The way of an instance to a worker, and of its outcome back; or into its trigger, and out of that.
 OF_STEPS = (
     *("tasks.dispatched", "executor.step_submitted", "worker.step_received", "worker.step_done"),
     *("worker.outcome_half_sent", "worker.outcome_sent", "executor.outcome_read", "tasks.before_outcome"),
-    *("outcomes.grouped", "tasks.outcome_stored"),
+    *("outcomes.grouped", "tasks.outcome_stored", "plan.in_trigger", "resume.by_event"),
 )
 DAG_FILE = """\
 from crash_maps import map_dag
@@ -49,6 +51,8 @@ FROM dag_run r JOIN dag d ON d.id = r.dag_id ORDER BY r.id
 class MapTruth(TaskTruth[Report]):
     """The history of one database and the journal of its instances."""
 
+    unstepped = frozenset({"pages"})
+
     def __init__(self, url: str, journals: Path) -> None:
         super().__init__(url, Checker(), JournalReader(journals, decode_lines))
         self._runs: dict[str, RunRow] = {}
@@ -57,12 +61,14 @@ class MapTruth(TaskTruth[Report]):
         """See `DagTruth`."""
         names = list(tasks)
         super().made(names, at)
-        of_file, of_list, of_elements, of_map, follow, taken, total = names[2:]
+        of_file, of_list, of_elements, of_pages, in_triggers, of_map, follow, taken, total = names[2:]
         self._record(
             [
                 Mapped(of_file, len(GIVEN), GIVEN, at=at),
                 Mapped(of_list, len(LEFT), LEFT, at=at),
                 Mapped(of_elements, len(LEFT), LEFT, at=at),
+                Mapped(of_pages, len(PAGED), PAGED, at=at),
+                Mapped(in_triggers, len(LEFT), LEFT, at=at),
                 Mapped(of_map, len(LEFT), of=of_list, at=at),
                 Mapped(follow, len(LINKS), tuple(LINKS), appended=len(LINKS) - len(SEED), at=at),
                 Mapped(taken, len(LINKS), of=follow, at=at),
@@ -95,9 +101,10 @@ class MapWorkload(TaskWorkload):
     name = "mapped tasks"
     marks: ClassVar[Mapping[str, Mark]] = MAP_MARKS | BUNDLE_MARKS | {name: TASK_MARKS[name] for name in OF_STEPS}
     faults = FAULTS_OF_WORKERS
-    kill_weights = KILLS_OF_WORKERS
+    kill_weights: ClassVar[Mapping[Fault, int]] = {**KILLS_OF_WORKERS, "kill runner": 15}
     tasks: ClassVar[tuple[str, ...]] = (
-        *("values", "emitted", "of_file", "of_list", "of_elements", "of_map", "walk.follow", "walk.taken", "total"),
+        *("values", "emitted", "of_file", "of_list", "of_elements", "of_pages"),
+        *("in_triggers", "of_map", "walk.follow", "walk.taken", "total"),
     )
     dag_file: ClassVar[str] = DAG_FILE
     held_back_max = 5

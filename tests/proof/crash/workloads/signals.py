@@ -1,4 +1,7 @@
-"""The workload of signals: runs of one DAG whose tasks send some, with sensors that wait for them, and their truth."""
+"""The workload of signals: runs of one DAG whose tasks send some, with sensors that wait for them, and their truth.
+
+Another DAG has runs for some of the signals, which end by a signal.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,27 @@ from typing import Any, ClassVar
 
 from tests.proof.crash.workloads.tasks import FAULTS_OF_WORKERS, KILLS_OF_WORKERS, DagTruth, TaskTruth, TaskWorkload
 from tests.proof.history.signal_history import (
+    DECIDED,
+    NOT_STARTING,
+    NOW,
     OBEYED,
     ORDERS,
+    PASSED,
+    STARTED,
+    TICKED,
     WAITS,
     Checker,
+    Endures,
+    GaveUp,
     Obeys,
     Report,
     Stored,
+    Ticks,
     Waited,
     decode_lines,
 )
 
-from headgate.protocol.marks import BELL_MARKS, SIGNAL_MARKS, TASK_MARKS, Mark
+from headgate.protocol.marks import BELL_MARKS, ENDLESS_MARKS, SIGNAL_MARKS, TASK_MARKS, Mark
 from headgate.testing.crash.journal import JournalReader
 
 # The way of a signal with its outcome, the begin of a wait, and its end.
@@ -30,11 +42,13 @@ OF_TASKS = (
     *("plan.in_trigger", "resume.by_end"),
 )
 SENDING = ("sends", "sends_more", "tells", "tells_again", "after", "orders")
-OBEYS = "obeys"
+OBEYS, DECIDES = "obeys", "decides"
+ENDURES, CLOSES = "endures", "closes"
+TICKS = "ticks"
 DAG_FILE = """\
-from crash_signals import signal_dag
+from crash_signals import signal_dag, started_dag
 
-dag = signal_dag({name!r}, {journal!r})
+dag, started = signal_dag({name!r}, {journal!r}), started_dag("started")
 """
 
 _SIGNALS = """
@@ -42,16 +56,29 @@ SELECT k.key, s.version, s.dedup, s.value, d.name, r.run_id
 FROM signal s JOIN signal_key k ON k.id = s.key_id
 LEFT JOIN dag_run r ON r.id = s.dag_run_id LEFT JOIN dag d ON d.id = r.dag_id ORDER BY k.id, s.version
 """
+# What its operator could not decide, because its processes were killed again and again.
+_GIVEN_UP = """
+SELECT d.name, r.run_id, t.task_id, w.decision_error
+FROM signal_wait w JOIN task_instance t ON t.id = w.task_instance_id
+JOIN dag_run r ON r.id = t.dag_run_id JOIN dag d ON d.id = r.dag_id WHERE w.decision_error LIKE '%, try 3 of 3: %'
+"""
 _NEWEST = "SELECT key, last_version FROM signal_key"
 
 
 class SignalTruth(TaskTruth[Report]):
-    """The history of one database, with its log of signals, and the journal of those who send."""
+    """The history of one database, with its log of signals, and the journal of those who send.
+
+    The runs that signals start are known by what they tell (`STARTED`).
+    """
+
+    unstepped = frozenset({"starts", "waits", "below"})
 
     def __init__(self, url: str, journals: Path) -> None:
         super().__init__(url, Checker(), JournalReader(journals, decode_lines))
         self._stored: set[Stored] = set()
+        self._given_up: set[GaveUp] = set()
         self._before: dict[str, int] = {}
+        self._record([Obeys("started", NOW, STARTED, "", passed=NOT_STARTING)])
 
     def before_run(self) -> None:
         """Read what was sent before a run is created: that does not count for it."""
@@ -61,7 +88,11 @@ class SignalTruth(TaskTruth[Report]):
         """See `DagTruth`. What was sent by now may have been sent before the run, or after it."""
         names = {task.rpartition("/")[2]: task for task in tasks}
         super().made((names[task] for task in SENDING), at)
-        self._record([Obeys(names[OBEYS], ORDERS, OBEYED, run=names[OBEYS].rpartition("/")[0])])
+        run = names[OBEYS].rpartition("/")[0]
+        self._record([Obeys(names[OBEYS], ORDERS, OBEYED, run)])
+        self._record([Obeys(names[DECIDES], ORDERS, DECIDED, run, passed=PASSED)])
+        self._record([Endures(names[ENDURES]), Endures(names[CLOSES], is_endless=False)])
+        self._record([Ticks(names[TICKS], TICKED, run)])
         newest = dict(self._reader.ask(_NEWEST))
         for task, (key, value) in WAITS.items():
             since, until = self._before.get(key, 0), newest.get(key, 0)
@@ -84,16 +115,24 @@ class SignalTruth(TaskTruth[Report]):
             if row not in self._stored:
                 self._stored.add(row)
                 self._record([row])
+        for dag, run_id, task, error in self._reader.ask(_GIVEN_UP):
+            given_up = GaveUp(f"{dag}/{run_id}/{task}", int(error.split()[1].rstrip(",")))
+            if given_up not in self._given_up:
+                self._given_up.add(given_up)
+                self._record([given_up])
 
 
 class SignalWorkload(TaskWorkload):
     """``headgate up`` with the DAG of ``users/crash_signals.py``."""
 
     name = "signals"
-    marks: ClassVar[Mapping[str, Mark]] = SIGNAL_MARKS | BELL_MARKS | {name: TASK_MARKS[name] for name in OF_TASKS}
+    marks: ClassVar[Mapping[str, Mark]] = {
+        **(SIGNAL_MARKS | BELL_MARKS | ENDLESS_MARKS),
+        **{name: TASK_MARKS[name] for name in OF_TASKS},
+    }
     faults = FAULTS_OF_WORKERS
     kill_weights = KILLS_OF_WORKERS
-    tasks: ClassVar[tuple[str, ...]] = (*SENDING, *WAITS, OBEYS)
+    tasks: ClassVar[tuple[str, ...]] = (*SENDING, *WAITS, OBEYS, DECIDES, ENDURES, CLOSES, TICKS)
     dag_file: ClassVar[str] = DAG_FILE
     held_back_max = 3
     truth: SignalTruth

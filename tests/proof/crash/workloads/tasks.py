@@ -113,7 +113,12 @@ class DagTruth(Truth[RecordT, ReportT]):
 
 
 class TaskTruth(DagTruth[Any, ReportT]):
-    """The history of one database and the journal of the tries of its tasks; ``checker`` takes the records of both."""
+    """The history of one database and the journal of the tries of its tasks; ``checker`` takes the records of both.
+
+    Tasks that are ``unstepped`` have no code of an author's, which could journal their tries.
+    """
+
+    unstepped: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, url: str, checker: Checker[Any, ReportT], journals: JournalReader[Any]) -> None:
         super().__init__(url, checker)
@@ -136,6 +141,7 @@ class TaskTruth(DagTruth[Any, ReportT]):
         rows = [
             Row(f"{dag}/{run}/{name_of(task, index)}", state, try_number, xcoms.get(id_, {}), bool(is_stranded), at)
             for id_, dag, run, task, index, state, try_number, is_stranded in found
+            if task not in self.unstepped
         ]
         self._record(self._journals.read())
         for row in rows:

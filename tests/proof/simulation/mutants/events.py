@@ -9,7 +9,7 @@ import msgspec
 import trio
 from tests.proof.simulation import database
 
-from headgate.brokers.filelog_partition import Partition, Verdict
+from headgate.brokers.filelogs.partition import Partition, Verdict
 from headgate.store.db import transaction
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
@@ -77,8 +77,8 @@ class _WriteBehind:
 def confirm_before_commit() -> Sequence[Patch]:
     original = Intake.__init__
 
-    def init(self: Intake, store: Any, **settings: Any) -> None:
-        original(self, cast(Any, _WriteBehind(store)), **settings)
+    def init(self: Intake, store: Any, *others: Any, **settings: Any) -> None:
+        original(self, cast(Any, _WriteBehind(store)), *others, **settings)
 
     return [(Intake, "__init__", init)]
 
@@ -103,8 +103,8 @@ class _Careless:
 def database_error_counts_as_stored() -> Sequence[Patch]:
     original = Intake.__init__
 
-    def init(self: Intake, store: Any, **settings: Any) -> None:
-        original(self, cast(Any, _Careless(store)), **settings)
+    def init(self: Intake, store: Any, *others: Any, **settings: Any) -> None:
+        original(self, cast(Any, _Careless(store)), *others, **settings)
 
     return [(Intake, "__init__", init)]
 

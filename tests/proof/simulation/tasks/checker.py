@@ -69,6 +69,11 @@ class KnownTask(msgspec.Struct):
     left: dict[str, str] = {}  # what it has left for others, by the journal
 
 
+def _is_anew(before: records.Moved, now: records.Moved) -> bool:
+    """Whether a task that was to go on begins anew, both in the same state."""
+    return now.by == "plan" and now.try_number != before.try_number
+
+
 class Checker(HistoryChecker):
     """Judges a history of tasks."""
 
@@ -155,7 +160,7 @@ class Checker(HistoryChecker):
         elif record.old != task.row.state:
             self._find("broke", f"the simulation: {record.task} was {task.row.state}, not {record.old}")
         before, task.row = task.row, record
-        if record.state != before.state or not record.old or record.token != before.token:
+        if record.state != before.state or not record.old or record.token != before.token or _is_anew(before, record):
             self._moved.append((record.task, before))
             self._check_transition(task, before, record)
             task.since = self._at
@@ -453,10 +458,14 @@ class Checker(HistoryChecker):
     def _see_run(self, record: records.RunMoved) -> None:
         before = self._runs.get(record.run)
         self._runs[record.run] = record
-        if before is not None and before.is_ended and not record.is_ended and record.by != "clear":
+        if before is not None and before.is_ended and not record.is_ended and not self._may_go_on(record):
             self._find("no such transition", f"run {record.run} goes on by {record.by}")
         if record.is_ended and not (before is not None and before.is_ended):
             self._ended_runs.append(record.run)
+
+    def _may_go_on(self, record: records.RunMoved) -> bool:
+        """Whether a run that has ended may go on."""
+        return record.by == "clear"
 
     def _judge_run(self, run: str) -> None:
         states = {
@@ -466,9 +475,13 @@ class Checker(HistoryChecker):
         if unfinished:
             self._find("a run ended over an unfinished task", f"{run}: {unfinished}")
             return
-        due = rules.end_of_run(states, self._upstream[run.split("/")[0]])
+        due = rules.end_of_run(states, self._judging(run.split("/")[0]))
         if self._runs[run].state != due:
             self._find("a run ended wrongly", f"{run} is {self._runs[run].state} with {states}")
+
+    def _judging(self, dag: str) -> dict[str, tuple[str, ...]]:
+        """Return what is upstream of each task, as far as it says something about the end of a run."""
+        return self._upstream[dag]
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import trio
 from tests.proof.simulation.tasks import records
 from tests.proof.simulation.tasks.maps.plans import LIST_KEY, index_of, list_length
 from tests.proof.simulation.tasks.scenario import Dag, Task
+from tests.proof.simulation.tasks.signals.rules.plans import OfCall
 from tests.proof.simulation.tasks.signals.sensing import SimulatedSensor
 from tests.proof.simulation.tasks.streams.handling import BEGIN, TAKES_ONE, StreamOperator
 from tests.proof.simulation.tasks.streams.source import CLASSPATH as OF_SOURCE
@@ -19,6 +20,8 @@ from tests.proof.simulation.triggers import in_runner
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.task_streams import HANDLER_METHOD
+from headgate.protocol.values import encode_value
+from headgate.signals import SignalAction, SignalVersion
 from headgate.tasks import DAG, Context, StartTriggerArgs, TaskFailed, TaskSkipped
 from headgate.tasks.maps.worklists import Appends
 from headgate.triggers.base import BaseTrigger, TaskFailedEvent, TaskSkippedEvent, TaskSuccessEvent, TriggerEvent
@@ -54,6 +57,10 @@ class SimulatedOperator(StreamOperator):
             "priority_weight": plan.priority,
             "trigger_rule": plan.rule,
         }
+        if plan.ruled is not None:
+            options |= plan.ruled.options()
+        if plan.endless:
+            options["endless"] = True
         if plan.starts_in_trigger:
             options["start_from_trigger"] = True
             options["start_trigger_args"] = _start(plan, f"{'' if dag is None else dag.dag_id}/*/{plan.name}")
@@ -197,9 +204,28 @@ class SimulatedWait(BaseTrigger):
         in_runner().note(records.KillHookCalled(trio.current_time(), self.task, self.leg))
 
 
+class DecidingOperator(SimulatedOperator):
+    """A task that decides itself what signals do. ``trouble`` is that of the call of `on_signal` to come."""
+
+    trouble: OfCall = ""
+
+    def on_signal(self, signal: SignalVersion) -> Any:
+        """Do as the plan says."""
+        ruled = self.plan.ruled
+        assert ruled is not None
+        assert ruled.decides is not None, "it decides"
+        value = encode_value(signal.value, where="").decode()
+        if self.trouble == "raises" or value in ruled.decides.bad:
+            raise PlannedFailure("on_signal fails as planned")
+        return "nonsense" if self.trouble == "nonsense" else SignalAction(ruled.decides.action(value))
+
+
 def operator_of(plan: Task, name: str = "", dag: DAG | None = None) -> SimulatedOperator | SimulatedSensor:
     """Return the operator of a task."""
-    return SimulatedOperator(plan, name, dag) if plan.sensor is None else SimulatedSensor(plan, plan.sensor, name, dag)
+    if plan.sensor is not None:
+        return SimulatedSensor(plan, plan.sensor, name, dag)
+    decides = plan.ruled is not None and plan.ruled.decides is not None
+    return (DecidingOperator if decides else SimulatedOperator)(plan, name, dag)
 
 
 def spec_of(plan: Dag, without: str = "") -> DagSpec:

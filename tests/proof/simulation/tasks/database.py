@@ -165,8 +165,10 @@ class TaskReader(database.Reader):
 
     def _moves(self, now: float, by: str, ends: Sequence[StepEnd]) -> list[Any]:
         found: list[Any] = []
+        # Two steps of one task may end together, of which a user has ended the first: the task is with the other one.
+        in_order = sorted(ends, key=lambda end: end.token == self._token_of(end.id))
         of_tasks: dict[int, tuple[str, str, str]] = {
-            end.id: (OF_STEPS[type(end.outcome)], self.names[end.id], end.token) for end in ends
+            end.id: (OF_STEPS[type(end.outcome)], self.names[end.id], end.token) for end in in_order
         }
         rows = self._connection.execute(
             "SELECT t.id, dag.name || '/' || r.run_id || '/' || t.task_id || "
@@ -187,6 +189,10 @@ class TaskReader(database.Reader):
                     cause = ("lose_worker", *cause[1:])  # the outcome is not stored, and its worker is done with it
                 found.append(records.Moved(now, *cause, name, old, *rest[1:]))
         return found
+
+    def _token_of(self, instance: int) -> str:
+        known = self._tasks.get(instance)
+        return "" if known is None else str(known[4])
 
     def _skipped_by(self, name: str, ends: Sequence[StepEnd]) -> tuple[str, str, str] | None:
         """Return the end of a step for which a task of its run was skipped, if one of these says so."""
@@ -255,7 +261,7 @@ def _said_in(payload: bytes | None) -> tuple[int, int]:
 # Verbs that write nothing here: no scenario has assets or signals, so nobody asks whether the epoch may act on them.
 READS = frozenset(
     {
-        *("create_asset_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"),
+        *("create_event_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"),
         *("stream_rooms", "consider_signals", "signal_versions"),
     }
 )

@@ -69,9 +69,14 @@ Operator = SimulatedOperator | SimulatedSensor
 
 
 class Process:
-    """A worker's process: the steps that it has, of which the first one runs, and what it may have besides."""
+    """A worker's process: the steps that it has, of which the first one runs, and what it may have besides.
 
-    def __init__(self) -> None:
+    ``peers`` are those of its pool; they have numbers in the order in which they were started.
+    """
+
+    def __init__(self, number: int, peers: list[Process]) -> None:
+        self.number = number
+        self.peers = peers
         self.steps: deque[Worker] = deque()
         self.room = bundles.WHOLE
         self.takes_more = True
@@ -108,6 +113,8 @@ class SimulatedExecutor:
         self._busy: dict[str, Worker] = {}
         self._all: list[Worker] = []
         self._processes: list[Process] = []  # that have a step
+        self._beside: list[Process] = []  # the same of endless tasks
+        self._started = itertools.count()
         self._events: list[ExecutorEvent] = []
         self._is_draining = False
         self._is_cut_off = False  # nobody hears of the workers any more
@@ -118,6 +125,10 @@ class SimulatedExecutor:
         """See `Executor`."""
         return 0 if self._is_draining else self._workers_max - len(self._processes)
 
+    def endless_room(self) -> int:
+        """See `Executor`."""
+        return 0 if self._is_draining else self._world.scenario.endless_workers - len(self._beside)
+
     def rooms(self) -> list[Room]:
         """See `Executor`."""
         return [
@@ -125,12 +136,14 @@ class SimulatedExecutor:
             for process in self._processes
         ]
 
-    def submit(self, step: Step, expected_s: float | None = None) -> None:
+    def submit(self, step: Step, expected_s: float | None = None, *, is_endless: bool = False) -> None:
         """See `Executor`."""
         assert step.token not in self._busy, "the step runs already"
-        if self.room() > 0:
-            process = Process()
-            self._processes.append(process)
+        peers = self._beside if is_endless else self._processes
+        if is_endless or self.room() > 0:
+            assert not is_endless or self.endless_room() > 0, "there is room for one"
+            process = Process(next(self._started), peers)
+            peers.append(process)
         else:
             # The steps of a dispatch in doubt come in another order than the one in which places were found for them,
             # so a step may have the worker of another, which has to wait then.
@@ -197,14 +210,16 @@ class SimulatedExecutor:
         self._events.clear()
         self._busy.clear()
         self._processes.clear()
+        self._beside.clear()
         if at_once:
             for worker in self._all:
                 worker.scope.cancel()
 
     def kill_oldest(self) -> None:
         """The process dies that has been at its step for the longest time."""
-        if self._processes:
-            self._lose(self._processes[0].steps[0], "killed by signal 9")
+        oldest = min((*self._processes, *self._beside), key=lambda process: process.number, default=None)
+        if oldest is not None:
+            self._lose(oldest.steps[0], "killed by signal 9")
 
     # --- a worker ---------------------------------------------------------------------------------
 
@@ -239,7 +254,7 @@ class SimulatedExecutor:
         if isinstance(event, StepLost):
             self._recall(process)
         if not process.steps:
-            self._processes.remove(process)
+            process.peers.remove(process)
             return
         times = [worker.expected_s for worker in process.steps]
         process.room, process.takes_more = bundles.WHOLE, True
@@ -263,6 +278,7 @@ class SimulatedExecutor:
 
     def _lose(self, worker: Worker, reason: str) -> None:
         worker.scope.cancel()
+        self._gone(worker)
         if not worker.has_reported:
             self._tell(worker, StepLost(worker.step.token, worker.end_text or reason), "lost")
 
@@ -278,6 +294,10 @@ class SimulatedExecutor:
         except Exception as error:
             self._world.broke("a worker", error)
         self._all.remove(worker)
+        self._gone(worker)
+
+    def _gone(self, worker: Worker) -> None:
+        """A worker does nothing more for its step; this may be called twice."""
 
     async def _work(self, worker: Worker) -> None:
         step, begun_at = worker.step, trio.current_time()

@@ -32,7 +32,7 @@ from headgate.store.tasks.dispatch import Candidate
 from headgate.store.tasks.outcomes import NotBegun, OutcomeVerbs, StepEnd, WorkerLost
 from headgate.store.tasks.task_rows import LockedTask
 from headgate.supervisor.core import SupervisorCore
-from headgate.supervisor.tasks import core
+from headgate.supervisor.tasks import steps
 from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.assignments import Assignments
 from headgate.triggers.base import BaseTrigger
@@ -270,8 +270,8 @@ def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
 
 
 def _steps_begin_without_time_left() -> Sequence[Patch]:
-    original = core._time_of
-    return [(core, "_time_of", lambda task: max(original(task), 0.1))]
+    original = steps.time_of
+    return [(steps, "time_of", lambda task: max(original(task), 0.1))]
 
 
 def _execution_timeout_is_ignored() -> Sequence[Patch]:

@@ -24,6 +24,7 @@ from tests.proof.simulation.tasks.faults import (
 from tests.proof.simulation.tasks.maps import plans as map_plans
 from tests.proof.simulation.tasks.maps.plans import Emits, Mapped, task_of
 from tests.proof.simulation.tasks.signals.plans import OfSignals, Sensor
+from tests.proof.simulation.tasks.signals.rules.plans import Ruled
 from tests.proof.simulation.tasks.streams import plans
 from tests.proof.simulation.tasks.streams.plans import Stream, Trouble
 
@@ -43,7 +44,7 @@ POOL = "small"
 # Where a supervisor may die beside the marks: the verbs of the part for tasks, before and after their commit.
 VERBS = (
     *("plan", "plan", "dispatch", "dispatch", "defer", "defer", "succeed", "fail", "lose_worker", "retry_due"),
-    *("time_out", "adopt", "store_slice", "store_slice", "claim", "create_asset_runs", "owned", "owned_running"),
+    *("time_out", "adopt", "store_slice", "store_slice", "claim", "create_event_runs", "owned", "owned_running"),
 )
 
 
@@ -82,7 +83,8 @@ class Leg(Part, frozen=True):
 class Task(Part, frozen=True):
     """One task. ``attempts`` are the legs of its tries; the last of them is that of all further tries.
 
-    If it ``leaves`` a list for a mapped task, its length is that of `map_plans.list_length`.
+    If it ``leaves`` a list for a mapped task, its length is that of `map_plans.list_length`. An ``endless`` one has a
+    worker beside the pool.
     """
 
     name: str
@@ -101,11 +103,17 @@ class Task(Part, frozen=True):
     leaves: int | None = None
     emits: Emits | None = None
     signals: OfSignals | None = None
+    endless: bool = False
 
     @property
     def sensor(self) -> Sensor | None:
         """The wait for a signal, if the task is a sensor."""
         return None if self.signals is None else self.signals.sensor
+
+    @property
+    def ruled(self) -> Ruled | None:
+        """The rules about signals that the task has."""
+        return None if self.signals is None else self.signals.ruled
 
     def legs(self, try_number: int) -> tuple[Leg, ...]:
         """Return what a try does."""
@@ -133,10 +141,14 @@ class Dag(Part, frozen=True):
 
 
 class TaskScenario(Scenario, frozen=True, kw_only=True):
-    """All of it; nothing is published in any lane. ``peers``: a second supervisor is there from the beginning."""
+    """All of it; nothing is published in any lane. ``peers``: a second supervisor is there from the beginning.
+
+    Each supervisor has so many ``workers``, and ``endless_workers`` beside these.
+    """
 
     dags: tuple[Dag, ...]
     workers: int = 2
+    endless_workers: int = 0
     peers: bool = False
     pool_slots: int = 4
 

@@ -38,8 +38,10 @@ from headgate.store.tasks.outcomes import StepEnd
 from headgate.store.tasks.user_actions import StreamClear, every_instance
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.core import SupervisorCore
+from headgate.supervisor.executors.deciders import Decider, Deciders
 from headgate.supervisor.queries import StoreQueries
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
+from headgate.supervisor.tasks.decisions import Decisions
 from headgate.supervisor.tasks.scheduler import Scheduler
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
@@ -61,6 +63,10 @@ class SilentLogs:
     def flush(self) -> bool:
         """Have nothing to write."""
         return True
+
+
+def _no_decider() -> Decider:
+    raise AssertionError("no operator of the simulation decides about signals")
 
 
 class SimulatedFiles:
@@ -116,6 +122,7 @@ class TaskSupervisor(SupervisorProcess):
             Scheduler(store, retry=retry_of("scheduling")),
             answers,
             files,
+            Decisions(store.scheduling, self._deciders(), logs),
             logs,
             queues=QUEUES,
             times=TaskTimes(look_s=5.0),
@@ -132,6 +139,9 @@ class TaskSupervisor(SupervisorProcess):
             tasks=tasks,
             answers=answers,
         )
+
+    def _deciders(self) -> Deciders:
+        return Deciders(_no_decider)
 
     def die(self, how: str, *, runner_at_once: bool, down_s: float) -> None:
         """Be gone, and the workers with it, at once or as soon as they find out."""

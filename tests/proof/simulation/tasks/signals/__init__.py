@@ -3,8 +3,8 @@
 The modules, from the inside out: `plans` (what a task, a user and a watcher do with signals), `sensing` (the sensor),
 `records`, `rehearsal` (code of an author that asks its supervisor), `surroundings` (workers, watchers, the database),
 `world`, `books` and `checker` (which know nothing of the code under test), `drawing` (what a seed means), `directed`,
-`mutants`.
+`mutants`; and the package `rules`, whose checker is the whole of these.
 
-What else is done for signals, for example an action that one starts, has its plan in `plans`, its book beside
-`SensorWait` in `books`, and its verb among `tests.proof.simulation.tasks.transitions`.
+What else is done for signals has its plan in `plans`, its book beside `SensorWait` in `books`, and its verb among
+`tests.proof.simulation.tasks.transitions`.
 """

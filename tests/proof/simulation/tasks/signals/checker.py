@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tests.proof.history import signal_history
-from tests.proof.simulation.checker import Finding
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.scenario import FAULTS_UNTIL_S
 from tests.proof.simulation.tasks import records as of_tasks
@@ -336,8 +334,3 @@ class _Said(NamedTuple):
     def is_same(self, new: records.SignalStored) -> bool:
         """Whether a version of this signal is as its sender wanted it."""
         return self.signal.value == new.value and new.run == (self.run if self.signal.is_of_run else "")
-
-
-def check(plan: SignalScenario, history: Iterable[Record]) -> list[Finding]:
-    """Return everything that is wrong with the history of a scenario."""
-    return SignalChecker(plan).check(history)

@@ -11,8 +11,8 @@ from tests.proof.simulation.tasks import records as of_tasks
 from tests.proof.simulation.tasks.faults import Act, Edit, FailAtVerb
 from tests.proof.simulation.tasks.scenario import Dag, Leg, Task, Wait
 from tests.proof.simulation.tasks.signals import records, world
-from tests.proof.simulation.tasks.signals.checker import check
 from tests.proof.simulation.tasks.signals.drawing import SignalScenario
+from tests.proof.simulation.tasks.signals.jobs.checker import check
 from tests.proof.simulation.tasks.signals.plans import (
     Cleans,
     Limits,

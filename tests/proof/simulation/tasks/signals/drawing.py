@@ -19,6 +19,7 @@ from tests.proof.simulation.tasks.scenario import (
     draw_faults,
     run_name,
 )
+from tests.proof.simulation.tasks.signals.jobs import drawing as jobs
 from tests.proof.simulation.tasks.signals.plans import (
     Cleans,
     Forgets,
@@ -32,6 +33,7 @@ from tests.proof.simulation.tasks.signals.plans import (
     UserSends,
     Watcher,
 )
+from tests.proof.simulation.tasks.signals.rules import drawing as rules
 from tests.proof.simulation.tasks.streams.plans import Trouble
 
 from headgate.protocol import marks
@@ -76,16 +78,19 @@ def draw(seed: int) -> SignalScenario:
     dags = tuple(_dag(rng, name, is_calm=is_calm) for name in names)
     watchers = tuple(_watcher(rng, name) for name in ("w1", "w2")[: rng.choice((0, 1, 1, 2))])
     faults = () if is_calm else _draw_faults(random.Random(f"{seed}/faults of signals"), dags)
+    # From generators of their own: a seed without rules means what it meant before there were any.
+    of_rules, of_jobs = rules.draw(seed, is_calm=is_calm), jobs.draw(seed, is_calm=is_calm)
     return SignalScenario(
         seed,
         topology,
-        faults=faults,
-        dags=dags,
+        faults=faults + of_rules.faults + of_jobs.faults,
+        dags=dags + of_rules.dags + of_jobs.dags,
         workers=rng.choice((2, 4, 4)),
+        endless_workers=jobs.ENDLESS_WORKERS,
         peers=rng.random() < 0.3,
         pool_slots=8,
         watchers=watchers,
-        users=_users(rng, dags, watchers),
+        users=_users(rng, dags, watchers) + of_rules.users + of_jobs.users,
         limits=Limits(
             kept=rng.choice((8, 8, 10_000)),
             page=rng.choice((1, 2, 20)),

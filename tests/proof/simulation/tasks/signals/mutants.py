@@ -14,9 +14,8 @@ from headgate.protocol import marks
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.messages.signals import SentSignal
 from headgate.store import signal_verbs
-from headgate.store.db.bulk import find, insert_new
+from headgate.store.db.bulk import insert_new
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.times import bound
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.ids import Epoch
 from headgate.store.scheduling import considering
@@ -35,31 +34,18 @@ from headgate.supervisor.tasks.listeners import Listeners
 def _version_without_a_lock() -> Sequence[Patch]:
     """Two who send have read the same newest version: the later one finds the place taken, and says nothing."""
     before: dict[int, int] = {}
+    original = sending._versions
 
-    def send_to(tx: Tx, key: Any, signals: Any) -> dict[int, SentSignal]:
+    def versions(tx: Tx, key: Any, signals: Any) -> dict[int, SentSignal]:
         stale = before.get(key.id, 0) if key.last_version else 0
         before[key.id] = key.last_version
-        found = find(
-            tx.connection,
-            sending._DEDUP,
-            [(key.id, one.dedup) for one in signals.values()],
-            returning=("dedup", "version"),
-        )
-        versions, now = dict(found), bound(tx.connection, tx.now)
-        sent, rows, version = {}, [], min(stale, key.last_version)
-        for index, one in signals.items():
-            is_new = one.dedup not in versions
-            if is_new:
-                version += 1
-                versions[one.dedup] = version
-                rows.append((key.id, version, one.value, one.dedup, one.dag_run, one.sender, now))
-            sent[index] = SentSignal(versions[one.dedup], is_new)
-        if rows:
-            insert_new(tx.connection, sending._NEW, rows, returning=("id",))
-            sending._MOVE.run(tx.connection, of_id=key.id, version=max(version, key.last_version))
-        return sent
+        return original(tx, msgspec.structs.replace(key, last_version=min(stale, key.last_version)), signals)
 
-    return [(sending, "_send_to", send_to)]
+    def insert_some(connection: Any, kind: Any, rows: Any, *, returning: tuple[str, ...]) -> list[Any]:
+        insert_new(connection, kind, rows, returning=returning)
+        return list(rows)
+
+    return [(sending, "_versions", versions), (sending, "insert_new", insert_some)]
 
 
 def _versions_of_a_sequence() -> Sequence[Patch]:
@@ -112,12 +98,12 @@ def _keys_are_forgotten_though_needed() -> Sequence[Patch]:
 def _sent_before_its_outcome() -> Sequence[Patch]:
     original = OutcomeVerbs.store_ends
 
-    def store_ends(self: OutcomeVerbs, epoch: Epoch, ends: Sequence[Any]) -> Any:
+    def store_ends(self: OutcomeVerbs, epoch: Epoch, ends: Sequence[Any], **more: Any) -> Any:
         if signals := [one for end in ends for one in end.signals]:
             with self.database.leased(epoch) as tx:
                 sending.send(tx, signals)
             sending.note_committed()
-        return original(self, epoch, [msgspec.structs.replace(end, signals=()) for end in ends])
+        return original(self, epoch, [msgspec.structs.replace(end, signals=()) for end in ends], **more)
 
     return [(OutcomeVerbs, "store_ends", store_ends)]
 
@@ -125,10 +111,10 @@ def _sent_before_its_outcome() -> Sequence[Patch]:
 def _late_outcomes_send() -> Sequence[Patch]:
     original = outcomes._lose_worker
 
-    def lose_worker(tx: LeasedTx, end: Any, reason: str) -> Any:
+    def lose_worker(tx: LeasedTx, end: Any, *args: Any) -> Any:
         if end.signals:
             sending.send(tx, end.signals)
-        return original(tx, end, reason)
+        return original(tx, end, *args)
 
     return [(outcomes, "_lose_worker", lose_worker)]
 
@@ -137,10 +123,10 @@ def _outcomes_forget_their_signals() -> Sequence[Patch]:
     """An outcome that was refused together with others is stored again, without its signals."""
     original = OutcomeVerbs.store_ends
 
-    def store_ends(self: OutcomeVerbs, epoch: Epoch, ends: Sequence[Any]) -> Any:
+    def store_ends(self: OutcomeVerbs, epoch: Epoch, ends: Sequence[Any], **more: Any) -> Any:
         if len(ends) > 1:
             ends = [ends[0], *(msgspec.structs.replace(end, signals=()) for end in ends[1:])]
-        return original(self, epoch, ends)
+        return original(self, epoch, ends, **more)
 
     return [(OutcomeVerbs, "store_ends", store_ends)]
 

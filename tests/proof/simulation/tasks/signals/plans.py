@@ -6,6 +6,7 @@ import json
 
 from tests.proof.simulation.scenario import Part
 from tests.proof.simulation.tasks.records import SaidSignal
+from tests.proof.simulation.tasks.signals.rules.plans import Asks, EndsRun, Ruled
 
 from headgate.protocol.messages.signals import SignalSend, Since
 from headgate.signals import SignalService
@@ -51,8 +52,8 @@ class Listens(Part, frozen=True):
 class OfSignals(Part, frozen=True):
     """What a task does: it is a ``sensor``; or its first step sends ``now`` at once, ``listens``, and sends ``then``.
 
-    ``together``: those of ``now`` are one call, and so those of ``then``. ``with_outcome`` are sent with the outcome
-    of each leg, by its number.
+    ``ruled`` are rules that start and stop it. ``together``: those of ``now`` are one call, and so those of ``then``.
+    ``with_outcome`` are sent with the outcome of each leg, by its number.
     """
 
     sensor: Sensor | None = None
@@ -61,6 +62,7 @@ class OfSignals(Part, frozen=True):
     then: tuple[Send, ...] = ()
     together: bool = False
     with_outcome: tuple[tuple[Send, ...], ...] = ()
+    ruled: Ruled | None = None
 
     def send_with_outcome(self, leg: int) -> None:
         """Have the signals of a leg sent with its outcome, as the code of an author does."""
@@ -102,7 +104,7 @@ class Cleans(Part, frozen=True):
     older_than_s: float
 
 
-UserAct = UserSends | UserPuts | Forgets | Cleans
+UserAct = UserSends | UserPuts | Forgets | Cleans | Asks | EndsRun
 
 
 class Watcher(Part, frozen=True):

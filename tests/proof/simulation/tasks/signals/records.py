@@ -99,8 +99,105 @@ class Refused(Record, frozen=True, gc=False):
     error: str
 
 
+class RulesMoved(Record, frozen=True, gc=False):
+    """With what a task was started last has changed: by the name of its rule, the version; those by hand are 1."""
+
+    by: str
+    task: str
+    starts: tuple[tuple[str, int], ...]
+
+
+class RuleMet(Record, frozen=True, gc=False):
+    """A version has met a rule, by the name of that, and has not acted yet."""
+
+    by: str
+    task: str
+    rule: str
+    version: int
+
+
+class Asked(Record, frozen=True, gc=False):
+    """A user asks for a task to start, to restart or to stop; ``is_sure``: and was told that it is stored."""
+
+    task: str
+    action: str
+    is_sure: bool
+
+
+class RunEnding(Record, frozen=True, gc=False):
+    """A user asks for a run to end."""
+
+    run: str
+
+
 class Tended(Record, frozen=True, gc=False):
     """A user has done something to the log, or was told why it cannot be done."""
 
     what: str
     result: str
+
+
+class Questioned(Record, frozen=True, gc=False):
+    """A supervisor asks what signals do to a task, named by key and version; ``token`` names the question."""
+
+    supervisor: int
+    token: str
+    task: str
+    signals: tuple[tuple[str, int], ...]
+
+
+class QuestionOver(Record, frozen=True, gc=False):
+    """The worker that has a question is free."""
+
+    token: str
+
+
+class LeaseOver(Record, frozen=True, gc=False):
+    """The database knows that an epoch is fenced, or has ended."""
+
+    epoch: int
+
+
+class Decided(Record, frozen=True, gc=False):
+    """The code of a task has decided what a signal does; without an ``action`` it could not, or has died over it."""
+
+    token: str
+    task: str
+    key: str
+    version: int
+    action: str
+
+
+class Undecided(Record, frozen=True, gc=False):
+    """The row of a rule has changed about which the task's operator decides, which has seen versions up to ``seen``.
+
+    ``met`` is the version that is to act, and does what was ``decided``; 0 if there is none. ``given_up`` is the newest
+    version that could not be decided, if it was given up.
+    """
+
+    by: str
+    task: str
+    rule: str
+    seen: int
+    met: int
+    decided: str
+    given_up: int
+
+
+class Ticked(Record, frozen=True, gc=False):
+    """The row of a rule about the time has changed: how often it was met, and when it is the next time (None: never).
+
+    That is as time of the simulation.
+    """
+
+    by: str
+    task: str
+    rule: str
+    version: int
+    next_at: float | None
+
+
+class WorkerGone(Record, frozen=True, gc=False):
+    """The worker of an endless task does nothing more for the step with this token."""
+
+    token: str

@@ -15,6 +15,7 @@ from tests.proof.simulation.tasks.database import READS, FailingVerbs, TaskFaili
 from tests.proof.simulation.tasks.executor import RESUMED_TO_FAIL, Operator, SimulatedExecutor, Worker
 from tests.proof.simulation.tasks.records import SaidSignal
 from tests.proof.simulation.tasks.signals import records
+from tests.proof.simulation.tasks.signals.jobs.reading import JobReader
 from tests.proof.simulation.tasks.signals.plans import Listens, OfSignals, Send, Watcher, said_of
 from tests.proof.simulation.tasks.signals.rehearsal import Rehearsal
 from tests.proof.simulation.triggers import in_runner
@@ -45,6 +46,9 @@ class SignalReader(TaskReader):
         self._keys: dict[int, str] = {}
         self._kept: dict[str, tuple[int, ...]] = {}
         self._last_signal = 0
+        self._starts: dict[int, list[tuple[Any, ...]]] = {}  # of tasks with rules
+        self._met: set[tuple[int, str, int]] = set()
+        self._jobs = JobReader()
         self.said = ""  # the token of the step for which the verb is carried out
 
     def _first(self, now: float, by: str) -> list[Any]:
@@ -66,7 +70,21 @@ class SignalReader(TaskReader):
             if dropped := set(before) - set(kept.get(key, ())):
                 found.append(records.SignalsDropped(now, by, key, tuple(sorted(dropped))))
                 self._kept[key] = tuple(kept.get(key, ()))
-        return found
+        return found + self._jobs.changes(self._connection, self.names, now, by) + self._rule_moves(now, by)
+
+    def _rule_moves(self, now: float, by: str) -> list[Any]:
+        starts: dict[int, list[tuple[Any, ...]]] = {}
+        for id_, *rest in self._connection.execute(_STARTS):
+            starts.setdefault(id_, []).append(tuple(rest))
+        before, self._starts = self._starts, starts
+        met = set(self._connection.execute(_MET))
+        new, self._met = sorted(met - self._met), met
+        found: list[Any] = [records.RuleMet(now, by, self.names[id_], rule, version) for id_, rule, version in new]
+        return found + [
+            records.RulesMoved(now, by, self.names[id_], tuple((rule, version) for rule, version, _ in some if version))
+            for id_, some in starts.items()
+            if before.get(id_) != some
+        ]
 
     def events_of(self, trigger: int) -> int:
         """Return how many events of a trigger are stored that it has fired itself."""
@@ -78,6 +96,12 @@ _NEW = """
 SELECT s.id, s.key_id, s.version, s.value, s.dedup, s.sender, dag.name || '/' || r.run_id FROM signal AS s
 LEFT JOIN dag_run AS r ON r.id = s.dag_run_id LEFT JOIN dag ON dag.id = r.dag_id WHERE s.id > ? ORDER BY s.id
 """
+
+_STARTS = """
+SELECT task_instance_id, rule, coalesce(start_version, 0), coalesce(previous_version, 0) FROM signal_wait
+WHERE start_version IS NOT NULL OR previous_version IS NOT NULL ORDER BY id
+"""
+_MET = "SELECT task_instance_id, rule, met_version FROM signal_wait WHERE met_version IS NOT NULL AND rule IS NOT NULL"
 
 
 class SignalStore(TaskFailingStore):
@@ -104,7 +128,7 @@ class SignalStore(TaskFailingStore):
             self._reader.said = ""
 
     def _wrote(self, epoch: int, verb: str) -> None:
-        if verb != "consider_signals" or self._reader.has_changed():  # it may have found that there is nothing to do
+        if verb not in ("consider_signals", "ask") or self._reader.has_changed():  # there may be nothing to do
             super()._wrote(epoch, verb)
 
 
@@ -191,6 +215,11 @@ class SignalExecutor(SimulatedExecutor):
                 rehearsal.answer(query, worker.answers[number])
         except QueryFailed as error:
             self._note(records.Refused(trio.current_time(), token, name, str(error)))
+
+    def _gone(self, worker: Worker) -> None:
+        step = worker.step
+        if self._world.scenario.task(f"{step.dag_id}/{step.run_id}/{step.task_id}").endless:
+            self._note(records.WorkerGone(trio.current_time(), step.token))
 
     def answer(self, token: str, answer: Response) -> None:
         """See the base class."""

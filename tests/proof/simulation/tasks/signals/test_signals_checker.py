@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -11,12 +11,17 @@ from tests.proof.simulation.scenario import Topology
 from tests.proof.simulation.tasks import records as of_tasks
 from tests.proof.simulation.tasks.scenario import Dag, Leg, Task
 from tests.proof.simulation.tasks.signals import drawing, plans, records, world
-from tests.proof.simulation.tasks.signals.checker import check
 from tests.proof.simulation.tasks.signals.directed import KEY, sensor
 from tests.proof.simulation.tasks.signals.drawing import SignalScenario
+from tests.proof.simulation.tasks.signals.jobs import drawing as jobs_drawing
 from tests.proof.simulation.tasks.signals.plans import Listens, OfSignals, Send, Sensor, UserSends, Watcher
+from tests.proof.simulation.tasks.signals.rules import drawing as rules_drawing
+from tests.proof.simulation.tasks.signals.rules.checker import check
+
+from headgate.protocol.messages.rules import Action, Condition, Overlap, StoppedAs
 
 SEEDS = 200
+OF_RULES = (rules_drawing.NAME, jobs_drawing.NAME)
 OF_SENDER = OfSignals(now=(Send(KEY, "1", "x1"),), with_outcome=((Send(KEY, "2"),),))
 OF_LISTENER = OfSignals(listens=Listens(KEY, after=0, most=3))
 TASKS = (
@@ -166,7 +171,8 @@ def test_seeds_draw_every_kind_of_sender_sensor_listener_and_act() -> None:
     drawn = [drawing.draw(seed) for seed in range(SEEDS)]
     tasks = [task for plan in drawn for dag in plan.dags for task in dag.tasks]
     of_signals = [task.signals for task in tasks if task.signals is not None]
-    assert len(of_signals) == len(tasks)
+    of_others = [task for plan in drawn for dag in plan.dags if dag.name not in OF_RULES for task in dag.tasks]
+    assert all(task.signals is not None for task in of_others)
     sensors = [one.sensor for one in of_signals if one.sensor is not None]
     assert {one.since for one in sensors} == {"run", "latest"}
     assert {one.value is None for one in sensors} == {one.soft_fail for one in sensors} == {True, False}
@@ -177,7 +183,15 @@ def test_seeds_draw_every_kind_of_sender_sensor_listener_and_act() -> None:
     ]
     assert {bool(one.dedup) for one in sends} == {one.of_run for one in sends} == {True, False}
     acts = {type(act) for plan in drawn for act in plan.users}
-    assert acts == {plans.UserSends, plans.UserPuts, plans.Forgets, plans.Cleans}
+    assert acts == set(get_args(plans.UserAct))
+    ruled = [one.ruled for one in of_signals if one.ruled is not None]
+    rules = [rule for one in ruled for rule in one.rules]
+    assert {one.overlap for one in ruled} == set(get_args(Overlap))
+    assert {one.stopped_as for one in ruled} == set(get_args(StoppedAs))
+    assert {rule.action for rule in rules} == set(get_args(Action))
+    assert {rule.condition for rule in rules} == set(get_args(Condition))
+    assert {bool(rule.key) for rule in rules} == {bool(rule.ended) for rule in rules} == {True, False}
+    assert any(rule.every_s for rule in rules)
     assert any(act.unsure for plan in drawn for act in plan.users if isinstance(act, plans.UserSends))
     assert any(watcher.long for plan in drawn for watcher in plan.watchers)
     assert any(watcher.sends for plan in drawn for watcher in plan.watchers)

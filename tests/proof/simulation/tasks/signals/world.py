@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -19,6 +21,7 @@ from tests.proof.simulation.tasks import database
 from tests.proof.simulation.tasks.records import SaidSignal
 from tests.proof.simulation.tasks.signals import records
 from tests.proof.simulation.tasks.signals.drawing import SignalScenario
+from tests.proof.simulation.tasks.signals.jobs.deciding import SimulatedDecider
 from tests.proof.simulation.tasks.signals.plans import (
     A_USER,
     FEED_BYTES_MAX,
@@ -29,6 +32,7 @@ from tests.proof.simulation.tasks.signals.plans import (
     UserSends,
 )
 from tests.proof.simulation.tasks.signals.rehearsal import Clock
+from tests.proof.simulation.tasks.signals.rules.plans import Asks, EndsRun
 from tests.proof.simulation.tasks.signals.surroundings import CLASSPATH, SignalExecutor, SignalReader, SignalStore
 from tests.proof.simulation.tasks.world import TaskSupervisor, TaskWorld, tokens_counted
 from tests.proof.simulation.world import run_world
@@ -38,9 +42,11 @@ from headgate.client.signals import Send
 from headgate.protocol.values import encode_value
 from headgate.signals import listening, outgoing
 from headgate.store import store
-from headgate.store.errors import NoSuchRow, SignalKeyInUse
+from headgate.store.errors import NoSuchRow, SignalKeyInUse, ValueRefused
 from headgate.store.scheduling import considering
 from headgate.store.signals import feeds, reading, sending
+from headgate.supervisor.executors.deciders import Deciders
+from headgate.supervisor.tasks import decisions
 
 UNSURE_S = 0.2  # until a user who has not heard of a send sends again
 DEAD_S = 0.3  # until a user begins anew whose process was killed
@@ -49,8 +55,14 @@ DEAD_S = 0.3  # until a user begins anew whose process was killed
 class SignalSupervisor(TaskSupervisor):
     """A supervisor whose workers send and listen."""
 
+    signal_world: SignalWorld
     store_of: Any = SignalStore
     executor_of = SignalExecutor
+
+    def _deciders(self) -> Deciders:
+        assert isinstance(self.world, SignalWorld)
+        self.signal_world = self.world
+        return Deciders(lambda: SimulatedDecider(self), clock=trio.current_time)
 
 
 class SignalWorld(TaskWorld):
@@ -63,6 +75,12 @@ class SignalWorld(TaskWorld):
         self._client = open_client()
         self._watchers: dict[str, int] = {}  # the triggers of watchers, by name
         self._users = 0
+        self._decisions: Counter[str] = Counter()  # asked of operators, by task
+
+    def count_decision(self, task: str) -> int:
+        """Return the number of this call of the code of a task about a signal, from 0 on."""
+        self._decisions[task] += 1
+        return self._decisions[task] - 1
 
     def make_supervisor(self, number: int) -> SupervisorProcess:
         """See the base class."""
@@ -113,6 +131,12 @@ class SignalWorld(TaskWorld):
                     self._store.put_event(act.watcher, encode_value({"watcher": act.watcher, "number": -1}, where=""))
                 case Forgets():
                     self._tend(f"forgets {act.key}", lambda: self._store.signals.forget(act.key))
+                case Asks():
+                    self._ask(act)
+                case EndsRun():
+                    if act.run in self.reader.run_names:
+                        self.note(records.RunEnding(trio.current_time(), act.run))
+                        self._store.signals.end_run(self.reader.run_of(act.run))
                 case Cleans():
                     self._tend("cleans", lambda: list(self._store.cleaning.clean(act.older_than_s, kinds=["signals"])))
         finally:
@@ -126,6 +150,17 @@ class SignalWorld(TaskWorld):
             result = type(refused).__name__
         self.see(A_USER)
         self.note(records.Tended(trio.current_time(), what, result))
+
+    def _ask(self, act: Asks) -> None:
+        task_id = self.reader.id_of(act.task)
+        if task_id is None:
+            return  # there is no such run yet
+        self.note(records.Asked(trio.current_time(), act.task, act.action, is_sure=False))
+        try:
+            self._store.signals.ask(task_id, act.action)
+        except ValueRefused:
+            return  # its run is to end
+        self.note(records.Asked(trio.current_time(), act.task, act.action, is_sure=True))
 
     def _send(self, act: UserSends, *, is_heard: bool) -> None:
         dag, _, run_id = act.run.partition("/")
@@ -153,6 +188,7 @@ def _patched(plan: SignalScenario) -> Generator[None]:
     with ExitStack() as stack:
         for module in (outgoing, feeds, client_signals, store):
             stack.enter_context(patch.object(module, "uuid4", lambda: UUID(int=next(ids))))
+        stack.enter_context(patch.object(decisions, "uuid", SimpleNamespace(uuid4=lambda: UUID(int=next(ids)))))
         stack.enter_context(patch.object(listening, "time", Clock))
         for where, name, value in (
             (sending, "VERSIONS_KEPT_MAX", limits.kept),

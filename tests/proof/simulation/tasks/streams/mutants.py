@@ -16,6 +16,7 @@ from headgate.scheduling.task_streams import decide
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.ids import TaskInstanceId, TriggerId
+from headgate.store.streams import rows
 from headgate.store.tables import task_instance, task_stream
 from headgate.store.tasks import outcomes, poison, stream_steps, task_rows, task_streams
 from headgate.store.tasks.deferral import DeferralVerbs
@@ -94,7 +95,7 @@ def _tries_are_not_given_back() -> Sequence[Patch]:
         def run(self, *_arguments: Any, **_parameters: Any) -> None:
             pass
 
-    return [(stream_steps, "GIVE_TRIES_BACK", Nothing())]
+    return [(rows, "GIVE_TRIES_BACK", Nothing())]
 
 
 # --- the events of a step --------------------------------------------------------------------------

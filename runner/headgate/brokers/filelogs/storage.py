@@ -14,7 +14,7 @@ These formats are stable: tools may read them, and fields may be added, never ch
   offset were accepted or rejected by every subscriber of the group (I1, I3). ``offsets`` has the offset in the newest
   file of each partition. It is for tools; headgate itself goes by ``files``, and refuses the file if the two disagree.
 - ``files`` has a `FileEntry` for each file that the group has seen a line in: which file it is, and how far it is
-  committed. `headgate.brokers.filelog_reading` finds the file again, under whatever name.
+  committed. `headgate.brokers.filelogs.reading` finds the file again, under whatever name.
 - An event key is ``<log>/<partition>.jsonl@<file>:<offset>:<crc>``. ``<file>`` is derived from the partition, the
   inode, the first line, and the id of the file before it in the partition; ``<crc>`` is the line's CRC-32. So one key
   never names two different lines, whatever is done to the files (I2).

@@ -1,8 +1,8 @@
 """Connections to Redis (or Valkey) from stored ones, and what their errors mean to a producer.
 
-``redis://login:password@host:6379/0``, and ``rediss://`` for TLS, with these options in the query: ``ssl_ca_certs``,
-``ssl_certfile``, ``ssl_keyfile`` (paths), and ``ssl_check_hostname`` (``true`` or ``false``; the certificate itself is
-checked in any case). Several hosts are tried in order, and the first that is a master is used.
+``redis://login:password@host:6379/0``, and ``rediss://`` for TLS, with the options of
+`headgate.brokers.clients.connecting` in the query. Several hosts are tried in order, and the first that is a master is
+used.
 
 The client makes no attempt of its own to repeat a command: a repeated ``XREADGROUP`` whose first answer was lost would
 leave the messages of that answer pending without anybody knowing.
@@ -10,13 +10,12 @@ leave the messages of that answer pending without anybody knowing.
 
 from __future__ import annotations
 
-import os
-import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.clients.connecting import certificate_error, check_connection, checks_host, tls_files
 from headgate.triggers.named_values import Connection
 
 try:
@@ -34,9 +33,7 @@ RedisClient = redis.Redis
 
 SOCKET_TIMEOUT_S: Final = 5.0  # for one answer, beside the wait of a blocking read: a server that hangs is left
 PORT: Final = 6379
-SCHEMES: Final = ("redis", "rediss")
-FILE_OPTIONS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-OPTIONS: Final = (*FILE_OPTIONS, "ssl_check_hostname")
+SCHEMES: Final = {"redis": False, "rediss": True}
 DATABASE_MAX: Final = 10_000  # its number; a server has 16 by default
 
 # What ends a connection only. What the server refuses does not pass by connecting anew, but for these.
@@ -124,20 +121,14 @@ def translated(name: str) -> Generator[None]:
             raise BrokerMisconfigured(f"{name}: there is a value under that name, and it is not a stream") from None
         raise BrokerError(f"{name}: {text}") from error
     except redis.ConnectionError as error:
-        if (refusal := _certificate_error(error)) is not None:
+        if (refusal := certificate_error(error)) is not None:
             raise BrokerMisconfigured(f"{name}: {refusal}") from None
         raise
 
 
 def _client_options(connection: Connection) -> dict[str, Any]:
     where = f"the connection {connection.name!r}"
-    if connection.scheme not in SCHEMES:
-        raise BrokerMisconfigured(f"{where} must begin with redis:// or rediss://, not {connection.scheme}://")
-    for option in connection.extra:
-        if option not in OPTIONS:
-            raise BrokerMisconfigured(f"{where} has the option {option!r}; the options are {', '.join(OPTIONS)}")
-    if connection.extra and connection.scheme == "redis":
-        raise BrokerMisconfigured(f"{where} has options of TLS, which begins with rediss://")
+    check_connection(connection, SCHEMES)
     database = connection.schema or "0"
     if not (database.isascii() and database.isdigit() and int(database) <= DATABASE_MAX):
         raise BrokerMisconfigured(f"{where}: the number of the database must be 0..{DATABASE_MAX:,}, not {database!r}")
@@ -155,25 +146,5 @@ def _client_options(connection: Connection) -> dict[str, Any]:
         "driver_info": None,
     }
     if connection.scheme == "rediss":
-        checks_host = connection.extra.get("ssl_check_hostname", "true")
-        if checks_host not in ("true", "false"):
-            raise BrokerMisconfigured(f"{where}: ssl_check_hostname must be true or false")
-        options |= {"ssl": True, "ssl_check_hostname": checks_host == "true"}
-        for option in FILE_OPTIONS:
-            if (path := connection.extra.get(option)) is not None:
-                if not os.access(path, os.R_OK):
-                    raise BrokerMisconfigured(f"{where}: the file of {option} {path} cannot be read")
-                options[option] = path
+        options |= {"ssl": True, "ssl_check_hostname": checks_host(connection), **tls_files(connection)}
     return options
-
-
-def _certificate_error(error: BaseException) -> str | None:
-    """Return why a certificate was refused, by the server or by us; None if that is not why there is no connection."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ssl.SSLCertVerificationError):
-            return f"the certificate of the server is refused: {seen.verify_message}"
-        if isinstance(seen, ssl.SSLError) and "ALERT" in (seen.reason or ""):
-            return f"the server refuses our certificate: {seen.reason}"
-        seen = seen.__cause__ or seen.__context__
-    return None

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from headgate.brokers.filelog_reading import BadLine, Chunk, Found, Known, Line, seal_of
-from headgate.brokers.filelog_storage import PARTITION_SUFFIX, FileEntry, FileLogError, Seal
+from headgate.brokers.filelogs.reading import BadLine, Chunk, Found, Known, Line, seal_of
+from headgate.brokers.filelogs.storage import PARTITION_SUFFIX, FileEntry, FileLogError, Seal
 
 if TYPE_CHECKING:
     from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome

@@ -1,7 +1,7 @@
 """Reading the files of a file log: their lines, and which file is which.
 
 A group remembers a file by its inode, its first line, the last line it has read, its size and the time of its last
-change (`headgate.brokers.filelog_storage.FileEntry`). None of them is enough by itself: inodes are used again, change
+change (`headgate.brokers.filelogs.storage.FileEntry`). None of them is enough by itself: inodes are used again, change
 when a log is copied to another machine, and stay the same when a file is truncated; first lines may be headers. `look`
 finds each file again, in this order:
 
@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headgate.brokers import filelog_storage as storage
-from headgate.brokers.filelog_storage import PARTITION_SUFFIX, FileLogError, FileLogRewritten, Seal
+from headgate.brokers.filelogs import storage
+from headgate.brokers.filelogs.storage import PARTITION_SUFFIX, FileLogError, FileLogRewritten, Seal
 
 READ_BYTES_MAX = 64 * 1024  # one ordinary read: some hundred lines, so that one thread hop serves them all
 READ_LINES_MAX = 1000  # lines of one read: bounds the work that a rewind discards, and how long parsing holds the GIL

@@ -1,0 +1,188 @@
+"""Connections to RabbitMQ from stored ones, what its errors mean to a producer, and what a queue's arguments are.
+
+``amqp://login:password@host:5672/vhost``, and ``amqps://`` for TLS (port 5671); without a path the virtual host is
+``/``. In the query: ``heartbeat`` (seconds), ``auth=external`` (the login is that of the client's certificate), and the
+options of `headgate.brokers.clients.connecting`. Several hosts are tried in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.clients.connecting import certificate_error, check_connection, tls_context
+from headgate.triggers.named_values import Connection
+
+try:
+    import pika
+    from pika import exceptions
+    from pika.credentials import ExternalCredentials, PlainCredentials
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "RabbitMQ needs the client pika: pip install 'headgate[rabbitmq]'", name="pika"
+    ) from missing
+
+__all__ = [
+    "TROUBLE",
+    "UNDELIVERED",
+    "BasicProperties",
+    "Deliver",
+    "RabbitChannel",
+    "RabbitConnection",
+    "RabbitPasses",
+    "open_connection",
+    "queue_arguments",
+    "translated",
+]
+
+# The client has no types that hold: the annotations that it has contradict what it takes.
+RabbitConnection: TypeAlias = Any  # a pika.BlockingConnection
+RabbitChannel: TypeAlias = Any  # one of its channels
+BasicProperties: TypeAlias = Any  # pika.BasicProperties
+Deliver: TypeAlias = Any  # pika.spec.Basic.Deliver
+UNDELIVERED: Final = (exceptions.UnroutableError, exceptions.NackError)
+
+SCHEMES: Final = {"amqp": False, "amqps": True}
+OPTIONS: Final = ("heartbeat", "auth")
+PORT, TLS_PORT = 5672, 5671
+SOCKET_TIMEOUT_S: Final = 5.0
+STACK_TIMEOUT_S: Final = 10.0  # for TCP, TLS and the handshake of AMQP together
+BLOCKED_TIMEOUT_S: Final = 10.0  # for which a broker that is short of memory or disk may hold up a publish
+HEARTBEAT_S: Final = 20
+HEARTBEAT_S_MAX: Final = 3_600
+PROBES_MAX: Final = 10  # declarations to find out the arguments of a queue
+
+TROUBLE: Final = (exceptions.AMQPError, OSError)
+_MISSING: Final = (404,)
+_REFUSED: Final = (403, 530)  # no permission; no such virtual host, or not for this user
+_DOWN: Final = ("is down or inaccessible", "process is stopped", "failed to perform operation", "timeout", "timed out")
+_INEQUIVALENT: Final = re.compile(
+    r"inequivalent arg '(?P<name>[^']+)' for queue .*?: received .*? but current is "
+    r"(?:the value )?(?:'(?P<value>.*?)'|(?P<none>none))(?: of type '(?P<type>\w+)')?$"
+)
+_GUARD: Final = "x-dead-letter-exchange"
+
+# It writes errors of its own, with tracebacks, about what is raised as well, and logged by the producer.
+logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+
+class RabbitPasses(ConnectionError):
+    """The broker refuses something for now; among `TROUBLE`."""
+
+
+def open_connection(connection: Connection, name: str) -> RabbitConnection:
+    """Return a connection to the first host that answers. ``name`` is shown in the broker's list of connections.
+
+    Raises `BrokerMisconfigured` for a connection that cannot be used, and what `translated` raises.
+    """
+    options = _options(connection, name)
+    failure: Exception | None = None
+    for host, port in connection.hosts or (("localhost", None),):
+        given: dict[str, Any] = options | {"host": host or "localhost", "port": port or options["port"]}
+        if (context := options["ssl_options"]) is not None:
+            given["ssl_options"] = pika.SSLOptions(context, host or "localhost")
+        try:
+            with translated(f"rabbitmq connection {connection.name!r}"):
+                return pika.BlockingConnection(pika.ConnectionParameters(**given))
+        except TROUBLE as error:
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+def _options(connection: Connection, name: str) -> dict[str, Any]:
+    where = f"the connection {connection.name!r}"
+    check_connection(connection, SCHEMES, OPTIONS)
+    heartbeat = connection.extra.get("heartbeat", str(HEARTBEAT_S))
+    if not (heartbeat.isascii() and heartbeat.isdigit() and 0 < int(heartbeat) <= HEARTBEAT_S_MAX):
+        raise BrokerMisconfigured(f"{where}: heartbeat must be 1..{HEARTBEAT_S_MAX:,} seconds, not {heartbeat!r}")
+    auth = connection.extra.get("auth", "plain")
+    if auth not in ("plain", "external"):
+        raise BrokerMisconfigured(f"{where}: auth must be plain or external, not {auth!r}")
+    if auth == "external" and "ssl_certfile" not in connection.extra:
+        raise BrokerMisconfigured(f"{where}: auth=external needs amqps:// and an ssl_certfile, which names the user")
+    is_tls = SCHEMES[connection.scheme]
+    plain = PlainCredentials(connection.login or "guest", connection.password if connection.login else "guest")
+    return {
+        "port": TLS_PORT if is_tls else PORT,
+        "virtual_host": connection.schema or "/",
+        "credentials": ExternalCredentials() if auth == "external" else plain,
+        "ssl_options": tls_context(connection) if is_tls else None,
+        "heartbeat": int(heartbeat),
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "stack_timeout": STACK_TIMEOUT_S,
+        "blocked_connection_timeout": BLOCKED_TIMEOUT_S,
+        # The producer connects again, and knows what that means for what it holds.
+        "connection_attempts": 1,
+        "client_properties": {"connection_name": f"headgate {name}"},
+    }
+
+
+@contextmanager
+def translated(name: str) -> Generator[None]:
+    """Raise what the client raises as `BrokerMisconfigured` or `RabbitPasses`, whichever it is."""
+    try:
+        yield
+    except (exceptions.ProbableAuthenticationError, exceptions.AuthenticationError) as error:
+        raise BrokerMisconfigured(f"{name}: the broker refuses access: {_text(error)}") from None
+    except exceptions.ProbableAccessDeniedError as error:
+        raise BrokerMisconfigured(f"{name}: the broker refuses access to the virtual host: {_text(error)}") from None
+    except (exceptions.ChannelClosedByBroker, exceptions.ConnectionClosedByBroker) as error:
+        text = str(error.reply_text)
+        if any(word in text for word in _DOWN):
+            raise RabbitPasses(f"{error.reply_code}: {text}") from error
+        if error.reply_code in _REFUSED:
+            raise BrokerMisconfigured(f"{name}: the broker refuses access: {text}") from None
+        if error.reply_code in _MISSING:
+            raise BrokerMisconfigured(f"{name}: it does not exist (any more): {text}") from None
+        raise RabbitPasses(f"{error.reply_code}: {text}") from error
+    except (exceptions.AMQPConnectionError, OSError) as error:
+        if (refusal := certificate_error(error)) is not None:
+            raise BrokerMisconfigured(f"{name}: {refusal}") from None
+        raise
+    except (exceptions.ShortStringTooLong, exceptions.UnsupportedAMQPFieldException) as error:
+        raise BrokerError(f"{name}: {_text(error)}") from None
+
+
+def _text(error: BaseException) -> str:
+    found: list[str] = [str(part) for part in error.args if part]
+    return ", ".join(found) or type(error).__name__
+
+
+def queue_arguments(connection: RabbitConnection, queue: str) -> dict[str, Any] | None:
+    """Return what of a queue's properties its broker tells; None if this user may not ask.
+
+    ``durable``, ``auto_delete``, and the arguments up to ``x-dead-letter-exchange`` (None: not given as an argument; a
+    policy may have given it). AMQP has no such question: the queue is declared with that argument of a type that no
+    broker takes, so the declaration never succeeds, and never makes a queue; the refusals tell one property each.
+    Raises what `translated` does not know of.
+    """
+    known: dict[str, Any] = {"durable": True, "auto_delete": False}
+    for _ in range(PROBES_MAX):
+        arguments = {name: value for name, value in known.items() if name.startswith("x-")}
+        channel = connection.channel()
+        try:
+            channel.queue_declare(
+                queue, durable=known["durable"], auto_delete=known["auto_delete"], arguments={**arguments, _GUARD: 1}
+            )
+        except exceptions.ChannelClosedByBroker as refused:
+            found = _INEQUIVALENT.search(str(refused.reply_text))
+            if found is None:
+                return None
+            name, value = found["name"], found["value"]
+            if name == _GUARD:
+                return {**known, _GUARD: None if found["none"] else value}
+            if name in known and name.startswith("x-"):
+                return None  # it does not take its own value
+            if name in ("durable", "auto_delete"):
+                known[name] = value == "true"
+            else:
+                known[name] = int(value) if value and value.lstrip("-").isdigit() else value
+        else:
+            channel.close()
+            return None
+    return None

@@ -1,0 +1,1 @@
+"""What senders of webhooks meet: a listener of HTTP in the runner, and the check of their signatures."""

@@ -1,0 +1,1 @@
+"""Deletion of what belongs together, in pieces that fit a transaction each."""

@@ -1,0 +1,41 @@
+"""Where to listen."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import msgspec
+
+PORT_MAX = 65535
+LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where to listen. ``host`` is a name or an address, without brackets."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return is_loopback(self.host)
+
+
+def parse_address(text: str) -> Address:
+    """Return the address in ``HOST:PORT``, with IPv6 addresses in brackets. Raises `ValueError`."""
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or not port.isdecimal() or int(port) > PORT_MAX or (":" in bare and bare == host):
+        raise ValueError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:8781 or [::1]:8781")
+    return Address(bare, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own, which no other reaches."""
+    if host.lower() in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,68 @@
+"""How threads ask the supervisor's loop how it is, and whether it turns at all.
+
+A report is made by the loop between two turns, only while somebody waits for one: so what it says is true now, and a
+supervisor that nobody asks computes nothing. Whether the loop turns is read from one number, without asking it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from headgate.supervisor.metrics.figures import Snapshot
+
+REPORT_WAIT_S = 5.0  # a turn of the loop may store a slice, or wait for a database that hangs
+TURN_MAX_S = 60.0  # a turn that takes longer is not one that waits for the database: its limits are shorter
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What the loop says of itself: ``checks`` by name, each with whether it holds and a few words."""
+
+    snapshot: Snapshot
+    checks: Mapping[str, tuple[bool, str]]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all checks hold."""
+        return all(holds for holds, _ in self.checks.values())
+
+
+class Loop:
+    """Where the thread asks, and the supervisor's loop answers. ``wake`` ends the wait of the loop."""
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._asked = 0
+        self._answered = 0
+        self._report: Report | None = None
+        self.turn_began_at: float | None = None  # by `time.monotonic`; None while the loop waits
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody waits for a report."""
+        return self._asked > self._answered
+
+    def answer(self, report: Report) -> None:
+        """Give a report to all who wait."""
+        with self._changed:
+            self._report, self._answered = report, self._asked
+            self._changed.notify_all()
+
+    def ask(self, wait_s: float = REPORT_WAIT_S) -> Report | None:
+        """Return a report that is made now; None if the loop does not come to it in time."""
+        with self._changed:
+            self._asked += 1
+            number = self._asked
+            self._wake()
+            if self._changed.wait_for(lambda: self._answered >= number, wait_s):
+                return self._report
+        return None
+
+    def turns_for_s(self) -> float:
+        """Return for how long the current turn has lasted; 0 while the loop waits."""
+        began_at = self.turn_began_at
+        return 0.0 if began_at is None else max(0.0, time.monotonic() - began_at)

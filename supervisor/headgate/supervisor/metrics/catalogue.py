@@ -1,0 +1,113 @@
+"""Everything that is measured, once: its name, kind, help and labels.
+
+The names are without the prefix ``headgate_``. Labels are fixed sets, so the number of series is bounded however many
+triggers, tasks and messages there are. The table in docs/metrics.md is written from this module, and a test holds the
+alert rules against it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PREFIX = "headgate_"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+EVENTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One metric. ``labels``: the name of each label, and all values that it may have. ``bounds``: of a histogram."""
+
+    kind: Kind
+    name: str
+    help: str
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the labels, in order."""
+        return tuple(name for name, _ in self.labels)
+
+    @property
+    def full_name(self) -> str:
+        """The name of its first series, as it is scraped."""
+        return f"{PREFIX}{self.name}" + ("_total" if self.kind == "counter" else "")
+
+
+ALL: list[Metric] = []  # in the order of this module
+
+
+def _counter(name: str, text: str, **labels: tuple[str, ...]) -> Metric:
+    return _listed(Metric("counter", name, text, tuple(labels.items())))
+
+
+def _gauge(name: str, text: str, **labels: tuple[str, ...]) -> Metric:
+    return _listed(Metric("gauge", name, text, tuple(labels.items())))
+
+
+def _histogram(name: str, text: str, bounds: tuple[float, ...] = SECONDS) -> Metric:
+    return _listed(Metric("histogram", name, text, bounds=bounds))
+
+
+def _listed(metric: Metric) -> Metric:
+    ALL.append(metric)
+    return metric
+
+
+# --- the supervisor ---
+READY = _gauge("ready", "1 if all checks of /readyz hold.")
+CHECK = _gauge(
+    "check",
+    "1 if a check of /readyz holds.",
+    check=("lease", "runner", "database", "staying"),
+)
+LEASE_LASTS = _gauge("lease_lasts_seconds", "How long the lease lasts unless it is renewed; renewed every heartbeat_s.")
+LOOP_TURN = _histogram("loop_turn_seconds", "One turn of the supervisor's loop, without waiting.")
+DATABASE_ERRORS = _counter("database_errors", "Transactions that failed because the database could not be used.")
+DATABASE_AWAY = _gauge("database_away_seconds", "How long the database could not be used by now; 0 if it can.")
+MEMORY = _gauge("process_memory_bytes", "Resident memory.", process=("supervisor", "runner"))
+CPU = _counter("process_cpu_seconds", "CPU time of the process that is there now.", process=("supervisor", "runner"))
+
+# --- the runner and its triggers ---
+RUNNER_UP = _gauge("runner_up", "1 if a runner has said hello and is not asked to leave.")
+RUNNER_ENDS = _counter("runner_ends", "Runners that ended without being asked to.")
+TRIGGERS = _gauge("triggers", "Triggers that this supervisor owns.", state=("running", "held", "waiting"))
+TRIGGER_CAPACITY = _gauge("trigger_capacity", "Triggers that this supervisor may own.")
+TRIGGER_RUNS = _counter(
+    "trigger_runs", "Runs of triggers whose end is stored.", outcome=("returned", "failed", "cancelled")
+)
+
+# --- events ---
+EVENTS_STORED = _counter("events_stored", "Events stored for the first time.")
+EVENTS_REDELIVERED = _counter("events_redelivered", "Events that came again and were stored already.")
+EVENTS_REFUSED = _counter(
+    "events_refused", "Events that became dead letters instead.", by=("runner", "database", "difference")
+)
+MESSAGES_PASSED_OVER = _counter("messages_passed_over", "Messages that a trigger failed on max_deliveries times.")
+SLICE_SECONDS = _histogram("store_slice_seconds", "One transaction that stores events.")
+SLICE_EVENTS = _histogram("store_slice_events", "Events of one such transaction.", EVENTS)
+INTAKE_WAITING = _gauge("intake_waiting_events", "Events that have come from the runner and are not stored yet.")
+
+# --- tasks ---
+WORKERS = _gauge("workers", "Worker processes that may run steps at once.")
+STEPS_RUNNING = _gauge("task_steps_running", "Steps that workers have, those behind others included.")
+STEPS_ENDED = _counter(
+    "task_steps",
+    "Steps whose end is stored.",
+    outcome=("succeeded", "skipped", "failed", "deferred", "handled", "lost", "returned"),
+)
+STEP_SECONDS = _histogram("task_step_seconds", "How long steps ran in their workers.")
+TASKS_ADOPTED = _counter("tasks_adopted", "Tasks taken over from supervisors that have died.")
+RUNS_ENDED = _counter("dag_runs", "Runs of DAGs that ended here.", state=("success", "failed"))
+RUNS_MADE = _counter("dag_runs_made", "Runs of DAGs that this supervisor has made by date or asset.")
+
+# --- the whole database, asked at most every `PROBLEMS_INTERVAL_S` of reporting.py ---
+PROBLEMS = _gauge(
+    "problems",
+    "Lines of `headgate status`, the same from all supervisors of a database.",
+    severity=("broken", "attention", "notice"),
+)

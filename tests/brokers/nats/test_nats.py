@@ -1,0 +1,160 @@
+"""JetStream on a private server: what messages become, what is lost before us, and what is made and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from tests.brokers.servers.absent import skip_or_fail
+from tests.brokers.servers.certificates import Certify
+
+from headgate.brokers.broker_errors import BrokerMisconfigured
+from headgate.brokers.clients.nats_client import TROUBLE, NatsClient
+from headgate.brokers.nats import JetStreamProducer, JetStreamTrigger
+from headgate.protocol.values import decode_value
+from headgate.testing.brokers.nats_station import NatsAckParser, NatsStation, find_server
+from headgate.testing.brokers.reading import Reading, names
+from headgate.testing.brokers.station import CONNECTION, ServerProcess, free_port, wait_until
+from headgate.triggers.named_values import Connection
+
+NS = 1_000_000_000
+
+
+def test_the_raw_event_has_body_subject_and_place(station: NatsStation) -> None:
+    station._publish(['{"name": "Åsa"}'.encode()])
+    with Reading(station.trigger(body="json"), uri=station.uri, has_restarts=False) as read:
+        wait_until(read.payloads, "it is stored")
+        (payload,) = [decode_value(each) for each in read.payloads()]
+        ((_, key),) = [(name, event.key) for name, event in enumerate(list(read._hosted.fired[0]))]
+    assert payload.pop("stored_at") > 1_700_000_000
+    assert payload == {
+        "body": {"name": "Åsa"},
+        "subject": "orders.new",
+        "stream": "orders",
+        "sequence": 1,
+        "headers": {},
+    }
+    created = station.ask("STREAM.INFO.orders")["created"]
+    assert key == f"nats:orders:{created}:1"
+
+
+def test_what_is_held_for_longer_than_the_server_lends_is_not_delivered_again(station: NatsStation) -> None:
+    station.publish(names(3))
+    with Reading(station.trigger(), uri=station.uri) as read:
+        read.hold()
+        read.wait_stored(names(3))
+        # A second consumer, lent for as long and not extended, shows that the time is over.
+        station.create_consumer("other")
+        other = JetStreamProducer(CONNECTION, "orders", "other")
+        other.connection = Connection.from_uri(CONNECTION, station.uri)
+        other.connect()
+        got: list[Any] = []
+        while len(got) < 6:
+            got += other.receive(10, 0.1)
+        other.disconnect()
+        info = station.ask("CONSUMER.INFO.orders.accounting")
+        assert (info["num_redelivered"], info["num_ack_pending"]) == (0, 3)
+        read.confirm()
+        wait_until(lambda: not station.pending(), "everything is acknowledged")
+
+
+def test_with_create_the_consumer_is_made_from_the_beginning(station: NatsStation) -> None:
+    station.publish(names(2))
+    with Reading(station.trigger(durable="mine", create=True, subject="orders.*"), uri=station.uri) as read:
+        read.wait_stored(names(2))
+        config = station.ask("CONSUMER.INFO.orders.mine")["config"]
+    assert (config["max_deliver"], config["ack_policy"], config["filter_subject"]) == (-1, "explicit", "orders.*")
+
+
+def test_messages_that_were_dropped_before_they_were_read_are_reported(station: NatsStation) -> None:
+    station.publish(names(2))
+    with Reading(station.trigger(), uri=station.uri) as read:
+        read.wait_stored(names(2))
+        wait_until(lambda: not station.pending(), "everything is acknowledged")
+    config = station.ask("STREAM.INFO.orders")["config"]
+    station.ask("STREAM.UPDATE.orders", config | {"max_msgs": 2})
+    station.publish(names(5, 2))
+    with structlog.testing.capture_logs() as records, Reading(station.trigger(), uri=station.uri) as read:
+        read.wait_stored(names(2, 5))
+    lost = [record for record in records if record["event"] == "messages were dropped before they were read"]
+    assert [(record["log_level"], record["at_most"]) for record in lost] == [("error", 3)]
+
+
+def test_a_stream_that_drops_its_oldest_messages_is_warned_of(station: NatsStation) -> None:
+    station.create_stream("short", "short", max_age=3_600 * NS)
+    station.create_consumer("reader", "short")
+    checked = station.trigger(stream="short", durable="reader").check(station.uri)
+    assert (checked.problem, checked.lag) == ("", 0)
+    assert checked.warnings == ("the stream drops its oldest messages, also those that are not read (max_age)",)
+
+
+def test_a_stream_that_is_made_anew_while_it_is_read_is_another_one(station: NatsStation) -> None:
+    station.publish(names(2))
+    with Reading(station.trigger(), uri=station.uri, has_restarts=False) as read:
+        read.wait_stored(names(2))
+        station.delete()
+        station.create()
+        station.tap.cut()
+        failure = read.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert "does not exist" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "problem"),
+    [
+        ({"stream": "a.b"}, "stream must have no dots"),
+        ({"durable": ""}, r"durable must have 1\.\.256 printable characters"),
+        ({"subject": "a"}, "subject is that of a consumer that is made"),
+        ({"lane": "queue"}, 'lane must be "message", "subject" or "stream"'),
+        ({"body": "xml"}, 'body must be "text", "json" or "bytes"'),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_name(kwargs: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        JetStreamTrigger(**{"connection": "shop", "stream": "orders", "durable": "mine", **kwargs})
+
+
+def test_the_tap_finds_acknowledgements_wherever_the_bytes_are_cut() -> None:
+    subject = "$JS.ACK.orders.accounting.1.{}.9.1700000000000000000.0"
+    sent = b"".join(
+        b"PUB %b _INBOX.x %d\r\n%b\r\n" % (subject.format(number).encode(), len(payload), payload)
+        for number, payload in ((3, b"+ACK"), (4, b"+WPI"), (5, b"+ACK"))
+    )
+    sent = b'CONNECT {"verbose": false}\r\nPING\r\n' + sent
+    for size in range(1, len(sent)):
+        parser = NatsAckParser()
+        found = [name for at in range(0, len(sent), size) for name in parser.feed(sent[at : at + size])]
+        assert found == ["sequence 3", "sequence 5"]
+
+
+def test_certificates_of_both_sides_are_checked(tmp_path: Path, certify: Certify) -> None:
+    path = find_server()
+    if path is None:
+        skip_or_fail("this machine has no nats-server")
+    server, client, other = certify("server"), certify("client"), certify("other")
+    port = free_port()
+    files = f'cert_file: "{server[0]}", key_file: "{server[1]}", ca_file: "{client[0]}", verify: true'
+    (tmp_path / "tls.conf").write_text(
+        f"listen: 127.0.0.1:{port}\nauthorization {{token: hunter22}}\ntls {{{files}}}\n"
+    )
+    process = ServerProcess([path, "-c", str(tmp_path / "tls.conf")], port=port, log_path=tmp_path / "tls.log")
+
+    def opened(ca: tuple[Path, Path], own: tuple[Path, Path], token: str = "hunter22") -> NatsClient:
+        query = f"ssl_ca_certs={ca[0]}&ssl_certfile={own[0]}&ssl_keyfile={own[1]}"
+        return NatsClient(Connection.from_uri("shop", f"tls://{token}@127.0.0.1:{port}/?{query}"), "test")
+
+    try:
+        process.start()
+        opened(server, client).close()
+        with pytest.raises(BrokerMisconfigured, match="the server refuses access") as refused:
+            opened(server, client, "another-token")
+        assert "another-token" not in str(refused.value)
+        with pytest.raises(BrokerMisconfigured, match="the certificate of the server is refused: self-signed"):
+            opened(other, client)
+        with pytest.raises((BrokerMisconfigured, *TROUBLE)):  # the server closes the link, and the alert may be lost
+            opened(server, other)
+    finally:
+        process.close()

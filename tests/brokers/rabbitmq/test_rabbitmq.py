@@ -1,0 +1,249 @@
+"""RabbitMQ queues on the server of the machine: what messages become, their keys, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pika
+import pytest
+import structlog
+from pika.exceptions import IncompatibleProtocolError
+from tests.brokers.servers.certificates import NOW, Certify
+
+from headgate.brokers.broker_errors import BrokerMisconfigured
+from headgate.brokers.clients.rabbitmq_client import open_connection, queue_arguments
+from headgate.brokers.rabbitmq import RabbitProducer, RabbitTrigger
+from headgate.protocol.values import decode_value
+from headgate.testing.brokers.rabbitmq_station import SHORT_LIMIT_BYTES, RabbitAckParser, RabbitNode, RabbitStation
+from headgate.testing.brokers.reading import Reading, names
+from headgate.testing.brokers.station import CONNECTION, wait_until
+from headgate.triggers.named_values import Connection
+
+
+def publish(station: RabbitStation, body: bytes, **properties: Any) -> None:
+    def run(channel: Any) -> None:
+        channel.confirm_delivery()
+        channel.basic_publish("", station.queue, body, pika.BasicProperties(delivery_mode=2, **properties))
+
+    station._source.ask(run)
+
+
+def test_the_raw_event_has_the_body_and_what_the_publisher_has_set(station: RabbitStation) -> None:
+    sent_at = datetime(2026, 11, 23, tzinfo=UTC)
+    headers = {"tenant": "eu", "number": 2**40, "price": Decimal("1.25"), "at": sent_at, "list": [1, {"a": b"\xff"}]}
+    publish(station, '{"name": "Åsa"}'.encode(), headers=headers, content_type="application/json", message_id="m1")
+    with Reading(station.trigger(body="json"), uri=station.uri, has_restarts=False) as read:
+        wait_until(read.payloads, "it is stored")
+        (payload,) = [decode_value(each) for each in read.payloads()]
+    assert payload == {
+        "body": {"name": "Åsa"},
+        "queue": station.queue,
+        "exchange": "",
+        "routing_key": station.queue,
+        "headers": headers,
+        "content_type": "application/json",
+        "message_id": "m1",
+    }
+
+
+def message(body: bytes = b"{}", **properties: Any) -> Any:
+    method = SimpleNamespace(delivery_tag=1, exchange="", routing_key="orders")
+    return SimpleNamespace(method=method, properties=pika.BasicProperties(**properties), body=body)
+
+
+def received(producer: RabbitProducer, given: Any) -> Any:
+    return producer._received((given.method, given.properties, given.body))  # type: ignore[arg-type]
+
+
+def test_a_key_is_the_name_that_the_publisher_gave_with_the_content() -> None:
+    by_id = RabbitProducer(CONNECTION, "orders")
+    keys = [
+        received(by_id, message(b"a", message_id="1")).key,
+        received(by_id, message(b"b", message_id="1")).key,
+        received(by_id, message(b"a", message_id="2")).key,
+        received(by_id, message(b"a", message_id="x" * 1_000)).key,
+    ]
+    assert len(set(keys)) == len(keys)
+    assert max(map(len, keys)) <= 400
+    assert received(by_id, message(b"a")).key is None
+    by_header = RabbitProducer(CONNECTION, "orders", key="header:id")
+    assert received(by_header, message(headers={"id": 7})).key.startswith("rabbitmq:orders:7:")
+    by_field = RabbitProducer(CONNECTION, "orders", key="json:id")
+    assert received(by_field, message(b'{"id": 7}')).key.startswith("rabbitmq:orders:7:")
+    for body in (b"no JSON", b"[]", b'{"id": null}', b"[" * 100_000):
+        assert received(by_field, message(body)).key is None
+    assert received(RabbitProducer(CONNECTION, "orders", key=None), message(message_id="1")).key is None
+
+
+def test_the_count_of_deliveries_makes_no_other_event_and_many_of_them_are_warned_of() -> None:
+    producer = RabbitProducer(CONNECTION, "orders")
+    first, later = (received(producer, message(headers={"x-delivery-count": count})) for count in (1, 5))
+    assert first.raw_event == later.raw_event
+    assert len(producer.warnings) == 1
+    assert "the queue may drop it" in producer.warnings[0]
+
+
+def test_a_stream_is_refused_when_its_first_message_comes() -> None:
+    with pytest.raises(BrokerMisconfigured, match="it is a stream"):
+        received(RabbitProducer(CONNECTION, "orders"), message(headers={"x-stream-offset": 0}))
+
+
+def test_lanes_are_of_each_message_of_the_queue_or_of_a_header() -> None:
+    given = message(headers={"customer": "a"})
+    lanes = [
+        received(RabbitProducer(CONNECTION, "q", lane=lane), given).lane
+        for lane in ("message", "queue", "header:customer")
+    ]
+    assert lanes == [1, None, "'a'"]
+
+
+def test_messages_that_stay_with_the_broker_end_the_stream_before_they_fill_the_prefetch(
+    station: RabbitStation,
+) -> None:
+    for _ in range(3):
+        publish(station, b"x" * (SHORT_LIMIT_BYTES + 1))
+    with Reading(station.trigger(in_flight_max=3), uri=station.uri, has_restarts=False) as read:
+        failure = read.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert "give the stream a place for rejected messages" in str(failure)
+
+
+def test_a_rejected_message_keeps_its_properties_in_its_place(station: RabbitStation) -> None:
+    place = station.with_place()
+    publish(station, b"x" * (SHORT_LIMIT_BYTES + 1), message_id="m1", headers={"tenant": "eu"})
+    found: list[Any] = []
+    with Reading(station.trigger(**place), uri=station.uri):
+
+        def look() -> bool:
+            got = station._source.ask(lambda channel: channel.basic_get(station.rejected, auto_ack=True))
+            found.append(got)
+            return got[0] is not None
+
+        wait_until(look, "it is in its place")
+    _, properties, body = found[-1]
+    assert len(body) == SHORT_LIMIT_BYTES + 1
+    assert properties.message_id == "m1"
+    assert properties.headers["tenant"] == "eu"
+    assert properties.headers["x-headgate-queue"] == station.queue
+
+
+def test_the_arguments_of_a_queue_are_found_and_no_queue_is_made(station: RabbitStation) -> None:
+    station.refusals()  # makes some queues
+    with open_connection(Connection.from_uri(CONNECTION, station.uri), "test") as connection:
+        found = {
+            name: queue_arguments(connection, f"{station.queue}{name}")
+            for name in ("", "-plain", "-expiring", "-forgetful", "-transient", "-nothing")
+        }
+        dlx = "x-dead-letter-exchange"
+        assert found == {
+            "": {"durable": True, "auto_delete": False, dlx: f"{station.queue}-dropped"},
+            "-plain": {"durable": True, "auto_delete": False, dlx: None},
+            "-expiring": {"durable": True, "auto_delete": False, "x-expires": 600_000, dlx: None},
+            "-forgetful": {"durable": True, "auto_delete": False, "x-message-ttl": 600_000, dlx: None},
+            "-transient": {"durable": False, "auto_delete": False, dlx: None},
+            "-nothing": None,
+        }
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no queue"):
+            connection.channel().queue_declare(f"{station.queue}-nothing", passive=True)
+
+
+def test_a_queue_that_may_drop_messages_is_read_where_the_user_says_so(station: RabbitStation) -> None:
+    station.refusals()
+    trigger = station.trigger(queue=f"{station.queue}-plain", accept_drop=True)
+    with structlog.testing.capture_logs() as records, Reading(trigger, uri=station.uri):
+        wait_until(lambda: [each for each in records if "no dead-letter exchange" in each["event"]], "it is warned of")
+
+
+def test_the_lag_is_what_is_ready_and_what_is_not_acknowledged(station: RabbitStation) -> None:
+    station.publish(names(5))
+    producer = RabbitProducer(CONNECTION, station.queue, in_flight_max=3)
+    producer.connection = Connection.from_uri(CONNECTION, station.uri)
+    producer.connect()
+    try:
+        messages: list[Any] = []
+        while len(messages) < 3:
+            messages += producer.receive(3, 0.1)
+        assert producer.lag() == 5
+        producer.acknowledge([messages[0], messages[2]])
+        wait_until(lambda: len(station.tap.acknowledged) == 2, "they are acknowledged")
+        assert station.tap.acknowledged == names(1) + names(1, 2)
+        wait_until(lambda: producer.lag() == 3, "the rest is left")
+    finally:
+        producer.disconnect()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "problem"),
+    [
+        ({"queue": ""}, r"queue must have 1\.\.256 printable characters"),
+        ({"connection": 7}, "connection must be a str, not int"),
+        ({"dead_letter": "orders"}, "dead_letter must be another queue"),
+        ({"body": "xml"}, 'body must be "text", "json" or "bytes", not \'xml\''),
+        ({"lane": "header:"}, 'lane must be "message", "queue" or "header:FIELD"'),
+        ({"key": "id"}, 'key must be "message_id", "header:FIELD" or "json:FIELD"'),
+        ({"in_flight_max": 70_000}, "in_flight_max must be at most 65,535"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_name(kwargs: dict[str, Any], problem: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=problem):
+        RabbitTrigger(**{"connection": "shop", "queue": "orders", **kwargs})
+
+
+@pytest.mark.parametrize(("scheme", "module"), [("rabbitmq", "pika"), ("nats", "nats"), ("mqtt", "paho")])
+def test_without_the_client_the_error_says_what_to_install(scheme: str, module: str) -> None:
+    code = f"import sys; sys.modules[{module!r}] = None; import headgate.brokers.{scheme}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"pip install 'headgate[{scheme}]'" in ran.stderr
+
+
+def test_the_tap_finds_acknowledgements_wherever_the_bytes_are_cut() -> None:
+    def frame(kind: int, payload: bytes) -> bytes:
+        return bytes([kind]) + (1).to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + b"\xce"
+
+    answers = b"".join(
+        frame(1, b"\x00\x3c\x00\x3c\x01c" + number.to_bytes(8, "big") + b"\x00\x00\x00") + frame(3, name.encode())
+        for number, name in enumerate(names(4), 1)
+    )
+    sent = b"AMQP\x00\x00\x09\x01" + b"".join(
+        frame(1, b"\x00\x3c\x00\x50" + tag.to_bytes(8, "big") + bytes([is_multiple]))
+        for tag, is_multiple in ((3, 0), (4, 1))
+    )
+    for size in range(1, len(sent)):
+        parser = RabbitAckParser()
+        for at in range(0, len(answers), size):
+            parser.feed_answer(answers[at : at + size])
+        found = [name for at in range(0, len(sent), size) for name in parser.feed(sent[at : at + size])]
+        assert found == names(1, 2) + names(2) + names(1, 3)
+
+
+TRIES_MAX = 20  # a producer, too, tries again after a link that is lost
+
+
+@pytest.mark.campaign
+def test_certificates_of_both_sides_are_checked(rabbitmq_node: RabbitNode, certify: Certify) -> None:
+    server, clients, other = certify("server"), certify("clients"), certify("other")
+    client = certify("client", issuer=clients)
+    expired = certify("expired", until=NOW, issuer=clients)
+    port = rabbitmq_node.listen_tls(*server, clients[0])
+
+    def opened(ca: Any, own: Any) -> pika.BlockingConnection:
+        query = f"ssl_ca_certs={ca[0]}&ssl_certfile={own[0]}&ssl_keyfile={own[1]}"
+        return open_connection(Connection.from_uri("shop", f"amqps://guest:guest@127.0.0.1:{port}/?{query}"), "test")
+
+    def told(own: Any) -> None:
+        for _ in range(TRIES_MAX):
+            with suppress(IncompatibleProtocolError):  # the server's reason was overtaken by the end of the link
+                opened(server, own)
+
+    opened(server, client).close()
+    with pytest.raises(BrokerMisconfigured, match="the certificate of the server is refused: self-signed"):
+        opened(other, client)
+    for wrong in (other, expired):
+        with pytest.raises(BrokerMisconfigured, match="the server refuses our certificate"):
+            told(wrong)

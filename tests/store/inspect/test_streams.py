@@ -1,0 +1,80 @@
+"""Streams as users see them: who reads and runs each, and for whom it waits."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from tests.store.harness import QUEUES, Clock, OpenStore, add, register
+
+from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
+from headgate.store.errors import NoSuchRow
+from headgate.store.store import Store
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(open_store: OpenStore, clock: Clock) -> Store:
+    """Two watchers of one stream, one of another, and one that reads none."""
+    store = open_store(clock=clock)
+    epoch = register(store)
+    raw, big, alone, _ = add(store, "raw", "big", "alone", "none")
+    store.claim_triggers(epoch, limit=10, queues=QUEUES)
+    of_log = [DescribedTrigger(id_, f"described {id_}", "d", "the log") for id_ in (raw, big)]
+    store.store_slice(epoch, described=(*of_log, DescribedTrigger(alone, "described", "e", "the queue")))
+    store.store_slice(epoch, events=[FiredEvent(raw, "run 1", 0, 1, b"\x01")])
+    return store
+
+
+def fail(store: Store, name: str) -> None:
+    (lease,) = store.inspect.triggerers()
+    error = ("KeyError: 'a'", "Traceback (most recent call last):\nKeyError: 'a'")
+    run = FinishedTrigger(store.inspect.find_trigger(name), "run 2", "failed", 0, *error)
+    store.store_slice(lease.id, finished=[run])
+
+
+def test_a_stream_has_a_supervisor_and_subscribers(store: Store, clock: Clock) -> None:
+    log, queue = store.inspect.streams()
+    (lease,) = store.inspect.triggerers()
+    assert (log.name, log.queue, log.subscribers, log.missing) == ("the log", "default", 2, 0)
+    assert (log.triggerer_id, log.supervisor) == (lease.id, "h, process 1, alive")
+    assert (queue.name, queue.subscribers, queue.stored_at, queue.last_error) == ("the queue", 1, None, None)
+    assert log.stored_at is not None
+    assert store.inspect.streams(beyond_id=log.id) == [queue]
+    assert store.inspect.streams(limit=1) == [log]
+    clock.advance(timedelta(days=1).total_seconds())
+    assert store.inspect.streams()[0].supervisor == "h, process 1, silent"
+
+
+def test_a_subscriber_that_has_failed_is_the_one_that_its_stream_waits_for(store: Store, clock: Clock) -> None:
+    fail(store, "big")
+    clock.advance(5)
+    (lease,) = store.inspect.triggerers()
+    store.hold_trigger(lease.id, store.inspect.find_trigger("alone"), "quarantine", "it blocked the loop")
+    log, queue = store.inspect.streams()
+    assert (log.missing, queue.missing) == (1, 1)
+    assert log.last_error is not None
+    assert log.last_error.startswith("KeyError: 'a'")
+    line, (raw, big) = store.inspect.stream(store.inspect.find_stream("big"))
+    assert line == log
+    assert (raw.name, raw.missing, raw.newest_event_id is not None) == ("raw", None, True)
+    assert big.missing == "it has failed once, the last time 5.0 s ago: KeyError: 'a'"
+    _, (alone,) = store.inspect.stream(queue.id)
+    assert (alone.hold, alone.missing) == ("quarantine", "quarantine since 0.0 s: it blocked the loop")
+
+
+def test_a_stream_that_nobody_reads_any_more_is_not_listed(store: Store) -> None:
+    store.remove_watcher("alone")
+    assert [line.name for line in store.inspect.streams()] == ["the log"]
+
+
+@pytest.mark.parametrize("name", ["none", "nobody", "99", "9" * 30])
+def test_what_is_no_stream_is_said_to_be_none(store: Store, name: str) -> None:
+    with pytest.raises(NoSuchRow, match=name):
+        store.inspect.find_stream(name)
+    with pytest.raises(NoSuchRow):
+        store.inspect.stream(99)

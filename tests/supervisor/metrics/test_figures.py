@@ -1,0 +1,103 @@
+"""Counts, and the text that Prometheus scrapes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headgate.supervisor.metrics import catalogue
+from headgate.supervisor.metrics.catalogue import ALL, PREFIX
+from headgate.supervisor.metrics.exposition import render
+from headgate.supervisor.metrics.figures import Figures, Snapshot
+
+RULES = resources.files("headgate.supervisor.metrics") / "rules.yml"
+NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def snapshot_of(figures: Figures) -> Snapshot:
+    return Snapshot(figures.counts(), figures.histograms(), {(catalogue.READY.name, ()): 1.0}, "sqlite")
+
+
+def scraped(figures: Figures) -> dict[tuple[str, tuple[str, ...]], float]:
+    body, content_type = render(snapshot_of(figures), "")
+    assert content_type.startswith("text/plain")
+    return {
+        (sample.name.removeprefix(PREFIX), tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def test_names_are_used_once() -> None:
+    names = [metric.name for metric in ALL]
+    assert len(names) == len(set(names))
+
+
+def test_every_counter_has_all_its_series_from_the_start() -> None:
+    values = scraped(Figures())
+    outcomes = ("returned", "failed", "cancelled")
+    assert [values["trigger_runs_total", (outcome,)] for outcome in outcomes] == [0.0] * 3
+    assert values["events_stored_total", ()] == 0.0
+
+
+def test_what_is_added_is_scraped() -> None:
+    figures = Figures()
+    figures.add(catalogue.EVENTS_STORED, by=3)
+    figures.add(catalogue.EVENTS_STORED)
+    figures.add(catalogue.STEPS_ENDED, "lost")
+    values = scraped(figures)
+    assert values["events_stored_total", ()] == 4.0
+    assert (values["task_steps_total", ("lost",)], values["task_steps_total", ("failed",)]) == (1.0, 0.0)
+
+
+def test_a_label_that_a_metric_has_not_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        Figures().add(catalogue.STEPS_ENDED, "vanished")
+
+
+def test_a_histogram_counts_a_bound_itself_below_it_and_what_is_larger_than_all() -> None:
+    figures = Figures()
+    for value in (0.001, 0.0011, 99.0):
+        figures.observe(catalogue.SLICE_SECONDS, value)
+    values = scraped(figures)
+    buckets = {bound: values["store_slice_seconds_bucket", (bound,)] for bound in ("0.001", "0.0025", "10.0", "+Inf")}
+    assert buckets == {"0.001": 1.0, "0.0025": 2.0, "10.0": 2.0, "+Inf": 3.0}
+    assert values["store_slice_seconds_count", ()] == 3.0
+    assert values["store_slice_seconds_sum", ()] == pytest.approx(99.0021)
+
+
+def test_a_snapshot_does_not_change_later() -> None:
+    figures = Figures()
+    before = snapshot_of(figures)
+    figures.add(catalogue.EVENTS_STORED)
+    figures.observe(catalogue.SLICE_SECONDS, 1.0)
+    assert before.counts["events_stored", ()] == 0.0
+    assert sum(before.histograms["store_slice_seconds"].counts) == 0
+
+
+def test_openmetrics_is_given_to_those_who_ask_for_it() -> None:
+    body, content_type = render(snapshot_of(Figures()), "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+@NEEDS_PROMTOOL
+def test_promtool_finds_nothing_wrong_with_the_names() -> None:
+    body, _ = render(snapshot_of(Figures()), "")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
+@NEEDS_PROMTOOL
+def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
+    (tmp_path / "rules.yml").write_text(RULES.read_text())
+    shutil.copy(Path(__file__).parent / "rules_test.yml", tmp_path)
+    tested = subprocess.run(
+        ["promtool", "test", "rules", "rules_test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
