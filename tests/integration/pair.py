@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 USERS_FOLDER = Path(__file__).parent / "users"
 WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; nothing waits that long when it works
 LOOK_INTERVAL_S = 0.02  # between two looks at a condition in another process that tells nobody when it comes true
@@ -105,11 +103,3 @@ class Pair:
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

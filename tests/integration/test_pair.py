@@ -16,7 +16,8 @@ import psutil
 import pytest
 from sqlalchemy.engine import make_url
 from tests.integration.conftest import StartPair
-from tests.integration.pair import Pair, is_running, wait_until
+from tests.integration.pair import Pair, wait_until
+from tests.processes import ends
 
 from headgate.protocol.values import decode_value
 from headgate.store.store import Store
@@ -190,7 +191,7 @@ def test_the_runner_dies_with_its_supervisor_even_while_a_trigger_blocks_the_loo
     (tmp_path / "now").touch()
     pair.wait_log("a trigger blocks the loop")
     pair.kill()
-    wait_until(lambda: not is_running(pid), "the runner's end", within_s=1.0)
+    assert ends(pid), "the runner"
 
 
 def test_a_blocking_trigger_is_named_while_it_blocks_then_the_runner_is_dumped_and_replaced(
@@ -352,7 +353,7 @@ def test_a_second_signal_kills(users_store: Store, start_pair: StartPair) -> Non
     pair.wait_log("draining")
     pair.process.send_signal(signal.SIGINT)
     assert pair.process.wait(20) == 1
-    assert not is_running(pid)
+    assert ends(pid)
 
 
 def test_a_neighbour_takes_over_from_a_killed_supervisor(

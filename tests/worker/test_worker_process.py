@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.processes import ends
 
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.framing import encode_frame
@@ -252,16 +252,7 @@ def test_a_worker_dies_with_its_supervisor(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), root]
     supervisor = subprocess.run(command, stdout=subprocess.PIPE, timeout=WAIT_S, check=False)
     pid = int(supervisor.stdout)
-    try:
-        end = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return  # gone, and collected, before we could look
-    try:
-        poll = select.poll()
-        poll.register(end, select.POLLIN)
-        assert poll.poll(WAIT_S * 1000), "the worker lives on"
-    finally:
-        os.close(end)
+    assert ends(pid, within_s=WAIT_S), "the worker lives on"
 
 
 # --- instances of mapped tasks -------------------------------------------------------------------
