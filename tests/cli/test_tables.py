@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from headgate.cli import tables
-from headgate.cli.tables import age, cell, duration, print_fields, print_table, without_own_frames
+from headgate.cli.tables import cell, print_fields, print_table
+from headgate.presentation.errors import without_own_frames
+from headgate.presentation.moments import age, duration, exact
 
 ERROR = "ValueError: " + "x" * 99
 ID = "manual__2026-11-22T06:39:35.181000+00:00"
@@ -97,7 +98,7 @@ def test_one_thing_is_shown_with_exact_times_and_ages(capsys: Any) -> None:
 
     first, second, third = capsys.readouterr().out.splitlines()
     assert first == f"run id    {ID}"
-    assert second == f"ended at  {tables.exact(moment)} (5 h ago)"
+    assert second == f"ended at  {exact(moment)} (5 h ago)"
     assert third == "text      " + "x" * 500
 
 

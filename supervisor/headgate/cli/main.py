@@ -42,6 +42,7 @@ from headgate.cli.commands import (
     up,
     values,
     watchers,
+    web,
     why,
 )
 from headgate.cli.invocation import CommandError, Invocation
@@ -66,6 +67,7 @@ app = typer.Typer(
 )
 app.command("up", rich_help_panel=usage.RUN)(up.up)
 app.command("triggerer", rich_help_panel=usage.RUN)(triggerer.run)
+app.command("web", rich_help_panel=usage.RUN)(web.web)
 app.add_typer(dags.app, name="dags", rich_help_panel=usage.DAGS)
 app.add_typer(runs.app, name="runs", rich_help_panel=usage.DAGS)
 app.add_typer(tasks.app, name="tasks", rich_help_panel=usage.DAGS)

@@ -5,23 +5,17 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from headgate.cli.invocation import CommandError
+from headgate.presentation import moments
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.values import decode_value
-
-SPAN_S_MAX = 100 * 365 * 86_400.0  # the zero of no clock is so far back that a moment before it cannot be stored
-SPANS = "90s, 30m, 1h30m, 7d or 2w"
-
-_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
-_SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:s|min|m|h|d|w))+")
-_SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)")
 
 TASK_HELP = "The task_id; TASK[17] or TASK[10-19] for instances of a mapped task."
 DagArgument = Annotated[str, typer.Argument(metavar="DAG", help="The dag_id.")]
@@ -34,36 +28,30 @@ SinceOption = Annotated[
 
 def span_s(text: str, option: str) -> float:
     """Return the seconds in ``90s``, ``30m``, ``1h30m``, ``7d`` or ``2w``. Raises `CommandError`."""
-    if _SPAN.fullmatch(text) is None:
-        raise CommandError(f"{option}: {text!r} is not a span of time; write {SPANS}", exit_code=2)
-    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _SPAN_PART.findall(text))
-    if seconds > SPAN_S_MAX:
-        raise CommandError(f"{option}: {text} is longer than a hundred years", exit_code=2)
-    return seconds
+    with _as_usage(option):
+        return moments.span_s(text)
 
 
 def moment(text: str, option: str) -> datetime:
     """Return a moment written in ISO 8601; without a zone it is in UTC. Raises `CommandError`."""
-    try:
-        found = datetime.fromisoformat(text)
-        return (found.replace(tzinfo=UTC) if found.tzinfo is None else found).astimezone(UTC)
-    except (ValueError, OverflowError) as exc:
-        raise CommandError(
-            f"{option}: {text!r} is not a moment; write 2026-01-31 or 2026-01-31T12:00:00+00:00", exit_code=2
-        ) from exc
+    with _as_usage(option):
+        return moments.moment(text)
 
 
 def since(text: str | None, now: Callable[[], datetime]) -> datetime | None:
     """Return the moment that ``--since`` means: a moment, or a span before now. Raises `CommandError`."""
     if text is None:
         return None
-    if _SPAN.fullmatch(text) is not None:
-        return now() - timedelta(seconds=span_s(text, "--since"))
+    with _as_usage("--since"):
+        return moments.begin_of(text, now)
+
+
+@contextmanager
+def _as_usage(option: str) -> Generator[None]:
     try:
-        return moment(text, "--since")
-    except CommandError:
-        expected = "expected a span before now such as 2h or 3d, or a time such as 2026-01-31T12:00Z"
-        raise CommandError(f"--since: {expected}; got {text!r}", exit_code=2) from None
+        yield
+    except ValueError as error:
+        raise CommandError(f"{option}: {error}", exit_code=2) from error
 
 
 def user_name() -> str:

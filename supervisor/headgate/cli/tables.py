@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from headgate.cli.output import json_line, readable
+from headgate.presentation.moments import age, exact
 from headgate.scheduling.error_text import error_line
 
 ROWS_SHOWN_MAX = 1000  # rows of a table: people read no more, and a table is laid out in memory
@@ -42,8 +43,6 @@ _COLOURS = {
     **dict.fromkeys(("deferred", "queued", "scheduled"), _BLUE),
     **dict.fromkeys(("skipped", "none"), _DIM),
 }
-
-_TRACEBACK = "Traceback (most recent call last):\n"
 
 # The name of a field, or a heading and the function that returns the value for a row.
 Column = str | tuple[str, Callable[[Any], Any]]
@@ -86,72 +85,12 @@ def print_block(text: str, *, indent: str = "  ") -> None:
         print(indent + shown(line))
 
 
-def without_own_frames(error: str) -> str:
-    """Return an error without the frames of headgate that lead to the user's own, if it has such frames.
-
-    The sentence above the traceback is left out if the traceback ends with it.
-    """
-    sentence, head, trace = error.rpartition(_TRACEBACK) if error.count(_TRACEBACK) == 1 else ("", "", "")
-    if not head or (sentence and not sentence.endswith("\n")):
-        return error
-    sentence = sentence.rstrip()
-    above = [] if trace.rstrip().endswith(sentence) else sentence.splitlines()
-    lines = trace.splitlines()
-    frames: list[list[str]] = []
-    for line in lines:
-        if line.startswith("  File ") or not line.startswith(" ") or not frames:
-            frames.append([])
-        frames[-1].append(line)
-    users = next((at for at, frame in enumerate(frames) if not _is_own(frame[0])), 0)
-    if not any(frame[0].startswith("  File ") for frame in frames[users:]):
-        users = 0  # the mistake is not in a frame of the user's: nothing is left out
-    return "\n".join([*above, head.rstrip(), *(line for frame in frames[users:] for line in frame)])
-
-
-def _is_own(line: str) -> bool:
-    places = ("/headgate/tasks/", "/headgate/child/", "/headgate/worker/", "<frozen importlib")
-    return line.startswith("  File ") and any(place in line for place in places)
-
-
 def place(path: str) -> str:
     """Return a path as it is shown: relative to the current folder if it is inside of it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except (ValueError, OSError):
         return path
-
-
-def age(moment: datetime) -> str:
-    """Return how long ago a moment was, or how far ahead it is: ``3 m ago``, ``in 2 h``; a date if it is far away."""
-    seconds = (datetime.now(UTC) - moment).total_seconds()
-    if abs(seconds) < 1:
-        return "now"
-    if abs(seconds) >= 60 * 86_400:
-        return f"{moment.astimezone(UTC):%Y-%m-%d}"
-    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s")):
-        if abs(seconds) >= unit_s:
-            count = int(abs(seconds) // unit_s)
-            return f"{count} {unit} ago" if seconds > 0 else f"in {count} {unit}"
-    raise AssertionError(seconds)
-
-
-def duration(begin: datetime | None, end: datetime | None) -> str:
-    """Return the time between two moments in the two largest units; nothing if one of them is not known."""
-    if begin is None or end is None:
-        return ""
-    seconds = (end - begin).total_seconds()
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86_400)
-    if days:
-        return f"{days} d {hours % 24} h"
-    return f"{hours} h {minutes % 60} m" if hours else f"{minutes} m {int(seconds) % 60} s"
-
-
-def exact(moment: datetime) -> str:
-    """Return a moment as people read it: ``2026-01-31 12:00:00.000 UTC``."""
-    zone = moment.tzname() if moment.tzinfo is not None and moment.utcoffset() != timedelta(0) else "UTC"
-    return f"{moment.replace(tzinfo=None).isoformat(sep=' ', timespec='milliseconds')} {zone}"
 
 
 def cell(value: Any, *, cut_to: int | None = CELL_CHARS_MAX) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headgate.cli.tables import Column, duration
+from headgate.cli.tables import Column
+from headgate.presentation.moments import duration
 from headgate.scheduling.map_states import counts_text
 from headgate.scheduling.states import UNFINISHED
 

@@ -11,7 +11,6 @@ the place and the expected value: a misspelt setting must not silently be the de
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -24,7 +23,7 @@ import msgspec
 
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX, RunnerSettings
 from headgate.supervisor.metrics.address import Address, parse_address
-from headgate.supervisor.setting_words import in_words
+from headgate.supervisor.setting_words import in_words, nearest
 
 FILE_NAME = "headgate.toml"
 ENVIRONMENT_PREFIX = "HEADGATE_"
@@ -127,6 +126,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _Name | None,
         _why("HOST:PORT on which to answer /metrics, /livez and /readyz; by default nowhere."),
     ] = None
+    web_listen: Annotated[
+        _Name,
+        _why("HOST:PORT, of this machine alone, on which `headgate web` serves its pages."),
+    ] = "127.0.0.1:8780"
 
     # --- the lease ---
     heartbeat_s: Annotated[_Seconds, _why("How often a supervisor renews its lease in the database.")] = 5.0
@@ -285,7 +288,7 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 KEYS = tuple(_FIELDS)
 _PATHS = ("home", "capture", "dags_folder", "log_folder")
 # Flags with another name than their setting.
-_FLAGS = {"database_url": "--db", "log_level": "--debug", "dags_folder": "--dags"}
+_FLAGS = {"database_url": "--db", "log_level": "--debug", "dags_folder": "--dags", "web_listen": "--listen"}
 _SECRETS = ("fernet_keys", "database_url")
 # A pair: the first must be less than the second, or the second can never do its work.
 _LESS_THAN = (
@@ -374,7 +377,7 @@ def _everything_given(
                 if isinstance(value, dict):
                     problem = f"there is no table [{key}]: settings stand at the top level, one key = value a line"
                     raise ConfigError(key, str(file), problem)
-                raise ConfigError(key, str(file), f"unknown key {key!r}{_nearest(key, KEYS)}")
+                raise ConfigError(key, str(file), f"unknown key {key!r}{nearest(key, KEYS)}")
             yield key, value, Origin(str(file), file.parent)
     for name in sorted(environ):
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(RESERVED_PREFIXES):
@@ -382,12 +385,12 @@ def _everything_given(
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if key not in _FIELDS or name != _variable(key):
             variables = [_variable(key) for key in KEYS]
-            raise ConfigError(key, "environment", f"unknown variable {name}{_nearest(name.upper(), variables)}")
+            raise ConfigError(key, "environment", f"unknown variable {name}{nearest(name.upper(), variables)}")
         yield key, environ[name], Origin(name, cwd)
     for key, value in given.items():
         if key != "config":
             if key not in _FIELDS:
-                raise ConfigError(key, _flag(key), f"unknown key {key!r}{_nearest(key, KEYS)}")
+                raise ConfigError(key, _flag(key), f"unknown key {key!r}{nearest(key, KEYS)}")
             yield key, value, Origin(_flag(key), cwd)
 
 
@@ -397,11 +400,6 @@ def _variable(key: str) -> str:
 
 def _flag(key: str) -> str:
     return _FLAGS.get(key) or "--" + key.replace("_", "-")
-
-
-def _nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else "; `headgate config show` lists them all"
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -431,7 +429,7 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
         converted = msgspec.convert(value, kind, strict=not isinstance(value, str), dec_hook=_decode_path)
         if key == "import_paths":
             return _absolute_paths(converted, origin)
-        if key == "metrics_listen" and converted is not None:
+        if key in ("metrics_listen", "web_listen") and converted is not None:
             parse_address(converted)
         return _absolute(converted, origin) if key in _PATHS and converted is not None else converted
     except (msgspec.ValidationError, RuntimeError) as exc:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -29,3 +32,9 @@ def in_words(kind: msgspec.inspect.Type) -> str:
             return "a URL such as sqlite:////folder/file.db or postgresql://user@host/name"
         case _:
             return "text"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the end of an error about an unknown name: the known one that may have been meant."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; `headgate config show` lists them all"

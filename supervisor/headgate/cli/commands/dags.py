@@ -11,7 +11,8 @@ import typer
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import AllOption, JsonOption, RowsOption, WideOption, print_json_lines, print_record
 from headgate.cli.options import DagArgument, json_object, moment
-from headgate.cli.tables import Column, fields, place, print_block, print_table, shown, without_own_frames
+from headgate.cli.tables import Column, fields, place, print_block, print_table, shown
+from headgate.presentation.errors import without_own_frames
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.scheduling.error_text import error_line

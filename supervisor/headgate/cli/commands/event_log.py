@@ -13,7 +13,8 @@ from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, WideOption, print_structs
 from headgate.cli.options import json_value
 from headgate.cli.output import json_line, readable
-from headgate.cli.tables import Column, cell, exact, print_block
+from headgate.cli.tables import Column, cell, print_block
+from headgate.presentation.moments import exact
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX
 from headgate.protocol.values import encode_value

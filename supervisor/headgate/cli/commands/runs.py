@@ -22,8 +22,9 @@ from headgate.cli.lists import (
 from headgate.cli.options import DagArgument, RunArgument, SinceOption, since
 from headgate.cli.output import payload
 from headgate.cli.progress import ProgressShown
-from headgate.cli.tables import Column, duration, fields, print_table
+from headgate.cli.tables import Column, fields, print_table
 from headgate.cli.task_lines import TASK_COLUMNS
+from headgate.presentation.moments import duration
 
 app = typer.Typer(help="Runs of DAGs.", no_args_is_help=True)
 

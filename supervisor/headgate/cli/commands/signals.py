@@ -24,7 +24,8 @@ from headgate.cli.lists import (
 )
 from headgate.cli.options import json_value, user_name
 from headgate.cli.output import json_line, payload
-from headgate.cli.tables import Column, cell, exact, fields, print_table
+from headgate.cli.tables import Column, cell, fields, print_table
+from headgate.presentation.moments import exact
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, SIGNALS_PER_PAGE_MAX, SignalSend
 from headgate.protocol.values import encode_value
 

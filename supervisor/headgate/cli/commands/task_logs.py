@@ -14,7 +14,8 @@ from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption
 from headgate.cli.options import DagArgument, RunArgument, TaskArgument
 from headgate.cli.output import json_line
-from headgate.cli.tables import shown, without_own_frames
+from headgate.cli.tables import shown
+from headgate.presentation.errors import without_own_frames
 
 if TYPE_CHECKING:
     from headgate.store.inspect.runs import TaskRef

@@ -7,9 +7,12 @@ supervisors that take over.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
+from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -30,16 +33,20 @@ KEEPALIVE_IDLE_S = 10  # a server that vanished without closing is noticed after
 KEEPALIVE_INTERVAL_S = 5  # KEEPALIVE_IDLE_S + KEEPALIVE_PROBES_MAX * KEEPALIVE_INTERVAL_S seconds,
 KEEPALIVE_PROBES_MAX = 3  # which is within the heartbeat limit
 TCP_UNACKED_MAX_S = 20  # the same, for data that was sent and never acknowledged
+LOOK_S_MAX = 2.0  # of a statement of a session that cannot write: a person waits for it, and asks again
+SQLITE_STEPS_PER_LOOK = 10_000  # of its machine, between two looks at the clock: below a millisecond
 
 
 SUPPORTED = "use sqlite:///path/to/file.db or postgresql://user@host/database"
 READS_ONLY = "headgate_reads_only"  # execution option of a connection whose next transaction writes nothing
 
 
-def open_engine(url: str) -> Engine:
+def open_engine(url: str, *, reads_only: bool = False) -> Engine:
     """Return an engine for ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
 
-    Nothing is connected yet. Raises `UnsupportedDatabase` for other schemes, and for text that is not a URL.
+    With ``reads_only`` its sessions cannot write, whatever they are asked to, and a statement may take `LOOK_S_MAX`
+    seconds (on SQLite: a transaction). Nothing is connected yet. Raises `UnsupportedDatabase` for other schemes, and
+    for text that is not a URL.
     """
     try:
         parsed = make_url(url)
@@ -47,9 +54,9 @@ def open_engine(url: str) -> Engine:
         # The text may hold a password, so it is not shown.
         raise UnsupportedDatabase(f"the database URL cannot be read: {SUPPORTED}") from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
-        return _open_sqlite(parsed.set(drivername="sqlite+pysqlite"))
+        return _open_sqlite(parsed.set(drivername="sqlite+pysqlite"), reads_only=reads_only)
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
-        return _open_postgresql(parsed.set(drivername="postgresql+psycopg"))
+        return _open_postgresql(parsed.set(drivername="postgresql+psycopg"), reads_only=reads_only)
     raise UnsupportedDatabase(f"headgate has no support for {parsed.drivername!r} databases: {SUPPORTED}")
 
 
@@ -67,33 +74,51 @@ def is_in_memory(engine: Engine) -> bool:
 # --- SQLite --------------------------------------------------------------------------------------
 
 
-def _open_sqlite(url: URL) -> Engine:
+def _open_sqlite(url: URL, *, reads_only: bool) -> Engine:
     if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
         needed = ".".join(map(str, SQLITE_VERSION_MIN))
         raise UnsupportedDatabase(f"this Python has SQLite {sqlite3.sqlite_version}; headgate needs {needed}")
     if url.query:
         raise UnsupportedDatabase(f"a sqlite URL takes no parameters here: {SUPPORTED}")
     in_memory = url.database in (None, "", ":memory:")
+    if reads_only and in_memory:
+        raise UnsupportedDatabase(f"a database in memory cannot be opened to read alone: {SUPPORTED}")
     engine = create_engine(
         url,
         # In memory there is one connection, which is the database; a file is opened for each use.
         poolclass=StaticPool if in_memory else NullPool,
         connect_args={"isolation_level": None, "timeout": SQLITE_BUSY_TIMEOUT_S},
         hide_parameters=True,  # errors end up in logs, and parameters are users' data
+        **({"creator": partial(_connect_to_read, str(url.database))} if reads_only else {}),
     )
 
     @event.listens_for(engine, "connect")
     def set_pragmas(dbapi_connection: sqlite3.Connection, record: Any) -> None:
-        _set_pragmas(dbapi_connection, database_name(engine))
+        if not reads_only:
+            _set_pragmas(dbapi_connection, database_name(engine))
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         # The driver would begin the transaction late, with a read lock. Its later upgrade to a write lock may fail, and
         # waiting does not help then. So the write lock is taken at once.
-        reads_only = connection.get_execution_options().get(READS_ONLY, False)
-        driver_of(connection).execute("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+        is_read = reads_only or connection.get_execution_options().get(READS_ONLY, False)
+        if reads_only:
+            _limit(connection.connection.driver_connection)
+        driver_of(connection).execute("BEGIN" if is_read else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _connect_to_read(path: str) -> sqlite3.Connection:
+    """Open a file so that SQLite itself refuses to write. One thread at a time uses it, not always the same."""
+    uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=SQLITE_BUSY_TIMEOUT_S, check_same_thread=False)
+
+
+def _limit(driver: Any) -> None:
+    """Have the next transaction interrupted after `LOOK_S_MAX`."""
+    ends_at = time.monotonic() + LOOK_S_MAX
+    driver.set_progress_handler(lambda: time.monotonic() > ends_at, SQLITE_STEPS_PER_LOOK)
 
 
 def _set_pragmas(connection: sqlite3.Connection, database: str) -> None:
@@ -152,8 +177,13 @@ SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_S}s', false),
        set_config('bytea_output', 'hex', false)
 """
 
+_READS_ONLY = f"""
+SELECT set_config('default_transaction_read_only', 'on', false),
+       set_config('statement_timeout', '{int(LOOK_S_MAX * 1000)}ms', false)
+"""
 
-def _open_postgresql(url: URL) -> Engine:
+
+def _open_postgresql(url: URL, *, reads_only: bool) -> Engine:
     engine = create_engine(
         url,
         poolclass=NullPool,
@@ -166,6 +196,8 @@ def _open_postgresql(url: URL) -> Engine:
     def set_limits(dbapi_connection: Any, record: Any) -> None:
         dbapi_connection.autocommit = True
         dbapi_connection.execute(_SESSION)
+        if reads_only:
+            dbapi_connection.execute(_READS_ONLY)
         dbapi_connection.autocommit = False
 
     return engine

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from headgate.scheduling import contracts, status, why_tasks, why_triggers
-from headgate.scheduling.why import Answer
+from headgate.scheduling.why import Answer, Supervisor
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading
 from headgate.store.inspect import status_facts, why_facts
@@ -31,6 +31,11 @@ class Inspection(
     def now(self, tx: Tx) -> datetime:
         """Return the time by the database's clock."""
         return tx.now
+
+    @reading
+    def supervisors(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[Supervisor]:
+        """Return the supervisors that neither ended nor were fenced, newest first."""
+        return why_facts.supervisors(tx, liveness=liveness)
 
     @reading
     def why_task(self, tx: Tx, task: TaskRef, *, liveness: Liveness = BY_SILENCE) -> Answer:

@@ -1,0 +1,59 @@
+"""``headgate web``: the pages."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headgate.cli.commands.why import liveness_here
+from headgate.cli.invocation import CommandError, invocation
+
+
+def web(
+    ctx: typer.Context,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST:PORT", help="Serve them at this address of this machine."),
+    ] = None,
+) -> None:
+    """Serve pages that show everything, and can change nothing, until SIGTERM or Ctrl-C.
+
+    It prints a link to log in with, which can be opened once, within a minute. It needs the extra `web` of the package
+    (docs/web.md), and neither users' code nor the encryption keys: it may run as another user, or on another machine.
+    """
+    try:
+        from headgate.web import server
+    except ImportError as error:
+        raise CommandError(f'this needs an extra: pip install "headgate[web]" ({error})') from error
+    from headgate.store.db.engine import database_name
+    from headgate.supervisor.metrics.address import parse_address
+    from headgate.web.sessions import Sessions
+    from headgate.web.stores import Stores
+    from headgate.web.views import Site
+
+    call = invocation(ctx)
+    settings = call.settings(web_listen=listen)
+    try:
+        listener = server.listen(parse_address(settings.web_listen))
+    except server.ServerRefused as refused:
+        raise CommandError(str(refused), exit_code=2) from refused
+
+    def tell(url: str) -> None:
+        print(f"log in here, once, within a minute: {url}", flush=True)
+
+    with listener, call.engine():  # which refuses a database that is not there, or of another version
+        stores = Stores(settings.database_url)
+        try:
+            site = Site(
+                stores=stores,
+                liveness=liveness_here(settings.lease_silence_max_s),
+                sessions=Sessions(),
+                database=database_name(stores.engine),
+                log_folder=settings.log_folder,
+                port=listener.getsockname()[1],
+                print_link=lambda token: tell(server.url_of(listener, token)),
+            )
+            server.serve(site, listener, tell=tell)
+        finally:
+            stores.close()

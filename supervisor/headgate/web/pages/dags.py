@@ -1,0 +1,56 @@
+"""``/dags``: which are broken, paused, or late?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headgate.store.inspect.dags import LIST_DAGS_MAX, DagLine
+from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
+from headgate.web.views import Answer, Filter, Listing, View
+
+STATES = ("active", "paused", "broken")
+
+
+def listing(view: View) -> Answer:
+    """List the DAGs by name, and the files that cannot be parsed."""
+    state, name = view.choice("state", STATES), view.text("name")
+    is_paused = None if state in (None, "broken") else state == "paused"
+    rows = view.inspect.dags(is_paused=is_paused, limit=LIST_DAGS_MAX)
+    if state == "broken":
+        rows = [row for row in rows if row.import_error]
+    if name is not None:
+        rows = [row for row in rows if name.lower() in (row.name or row.file).lower()]
+    return Listing(
+        title="DAGs",
+        intro="Which are broken, paused, or late?",
+        columns=COLUMNS,
+        rows=rows,
+        empty="No file of the DAG folder has a DAG.",
+        filters=(
+            Filter("name", "Name has", name or ""),
+            Filter("state", "State", state or "", tuple((one, one) for one in STATES)),
+        ),
+    )
+
+
+def _state(line: DagLine) -> Cell:
+    if line.import_error:
+        return State("failed", "cannot be parsed")
+    return State("paused") if line.is_paused else State("alive", "active")
+
+
+COLUMNS = (
+    Column(
+        "DAG",
+        lambda line: Code(Path(line.file).name) if line.name is None else Link(path("dags", line.name), line.name),
+    ),
+    Column("state", _state),
+    Column("schedule", lambda line: Code(line.schedule) if line.schedule else None),
+    Column("next run", lambda line: line.next_run_at),
+    Column("active", lambda line: line.active_runs or None, is_number=True),
+    Column("queued", lambda line: line.queued_runs or None, is_number=True, is_minor=True),
+    Column("waiting events", lambda line: line.waiting_events or None, is_number=True, is_minor=True),
+    Column("last run", lambda line: State(line.last_run_state) if line.last_run_state else None),
+    Column("began", lambda line: line.last_run_at, is_minor=True),
+    Column("error", lambda line: Error(line.import_error) if line.import_error else None),
+)

@@ -1,0 +1,49 @@
+"""``/``: is everything well, and if not, what first?"""
+
+from __future__ import annotations
+
+from headgate.store.inspect.streams import StreamLine
+from headgate.web.cells import Cell, Code, Column, Counts, Link, State, Took, path
+from headgate.web.views import Answer, Page, View
+
+STREAMS_SHOWN = 10
+RUNS_SHOWN = 10
+SUPERVISORS_SHOWN = 10
+
+
+def overview(view: View) -> Answer:
+    """Show all that is wrong, the worst first, and below it supervisors, streams and the newest runs."""
+    liveness = view.site.liveness
+    problems = view.inspect.status(liveness=liveness)
+    values = {
+        "problems": problems,
+        "is_well": all(problem.severity == "notice" for problem in problems),
+        "supervisors": view.inspect.supervisors(liveness=liveness)[:SUPERVISORS_SHOWN],
+        "streams": view.inspect.streams(limit=STREAMS_SHOWN, liveness=liveness),
+        "stream_columns": STREAM_COLUMNS,
+        "runs": view.inspect.runs(limit=RUNS_SHOWN),
+        "run_columns": RUN_COLUMNS,
+    }
+    return Page("overview.html", "Overview", values)
+
+
+def _stream_state(line: StreamLine) -> Cell:
+    if line.missing:
+        return State("held up", f"waits for {line.missing:,}")
+    return State("running", "reads") if line.supervisor else State("waiting", "nobody runs it")
+
+
+STREAM_COLUMNS = (
+    Column("stream", lambda line: Code(line.name)),
+    Column("state", _stream_state),
+    Column("subscribers", lambda line: line.subscribers, is_number=True),
+    Column("newest event", lambda line: line.stored_at),
+)
+RUN_COLUMNS = (
+    Column("DAG", lambda run: Link(path("dags", run.dag), run.dag)),
+    Column("run", lambda run: Link(path("dags", run.dag, "runs", run.run_id), run.run_id, is_code=True)),
+    Column("state", lambda run: State(run.state)),
+    Column("began", lambda run: run.started_at or run.created_date),
+    Column("took", lambda run: Took(run.started_at, run.ended_at), is_number=True),
+    Column("tasks", lambda run: Counts(run.tasks)),
+)

@@ -1,0 +1,44 @@
+"""The one table of all routes: the application is built from it, and tests walk through it.
+
+A role is the least one that may see the page. Until there are users, whoever has opened the link that was printed has
+all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from headgate.web.pages import account, dags, overview, runs
+from headgate.web.views import Handler
+
+Role = Literal["nobody", "viewer", "operator", "admin"]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One route. ``path`` is as Starlette takes it.
+
+    ``is_list``: its function returns a `Listing`, which is also at ``path`` + ``.json``. ``nav`` is the heading under
+    which the menu has it, and ``title`` its words there; "": it is not in the menu. ``reads``: it is given a store.
+    """
+
+    path: str
+    handler: Handler
+    role: Role = "viewer"
+    method: Literal["GET", "POST"] = "GET"
+    is_list: bool = False
+    nav: str = ""
+    title: str = ""
+    reads: bool = True
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("/", overview.overview, nav="Now", title="Overview"),
+    Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),
+    Route("/runs", runs.listing, is_list=True, nav="Tasks", title="Runs"),
+    # --- who one is ---
+    Route("/login", account.login, role="nobody", reads=False),
+    Route("/login/link", account.print_link, role="nobody", method="POST", reads=False),
+    Route("/logout", account.logout, method="POST", reads=False),
+)

@@ -1,0 +1,61 @@
+"""Stores for the threads that answer requests: they cannot write, and have no key to decrypt with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from headgate.store.db.engine import open_engine
+from headgate.store.db.schema import require_current
+from headgate.store.db.secrets import Secrets
+from headgate.store.errors import DatabaseAway
+from headgate.store.store import Store
+
+STORES_MAX = 8  # connections, and so pages that are made at a time
+WAIT_S_MAX = 5.0  # for one of them; every statement ends within `LOOK_S_MAX`
+
+
+class Stores:
+    """Up to `STORES_MAX` stores on one database, each used by one thread at a time. `close` them."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is connected yet. Raises `UnsupportedDatabase`."""
+        self.engine = open_engine(url, reads_only=True)
+        self._free = threading.BoundedSemaphore(STORES_MAX)
+        self._idle: list[Store] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def check(self) -> None:
+        """Raise `SchemaOutOfDate` unless the database has the tables of this headgate, `DatabaseAway` if it is away."""
+        require_current(self.engine)
+
+    @contextmanager
+    def one(self) -> Generator[Store]:
+        """Lend a store for one request. Raises `DatabaseAway` if all are in use for too long."""
+        if not self._free.acquire(timeout=WAIT_S_MAX):
+            raise DatabaseAway("the database", f"{STORES_MAX} pages are being made already")
+        try:
+            with self._lock:
+                store = self._idle.pop() if self._idle else Store(self.engine, secrets=Secrets.none())
+            try:
+                yield store
+            finally:
+                with self._lock:
+                    keeps = not self._is_closed
+                    if keeps:
+                        self._idle.append(store)
+                if not keeps:
+                    store.close()
+        finally:
+            self._free.release()
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for store in idle:
+            store.close()
+        self.engine.dispose()

@@ -1,0 +1,169 @@
+"""What holds for all pages: templates, errors, lists as JSON, files, and a store that can do nothing but read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from starlette.testclient import TestClient
+from tests.web.test_guard import GETS, by_path, path_of
+
+from headgate.store.errors import BadKey, StoreError
+from headgate.store.store import Store
+from headgate.web.cells import path
+from headgate.web.rendering import mask_passwords
+from headgate.web.routes import ROUTES, Route
+from headgate.web.stores import STORES_MAX
+from headgate.web.views import Site
+
+WEB = Path(str(resources.files("headgate.web")))
+TEMPLATES = sorted((WEB / "templates").rglob("*.html"))
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_what_others_have_written_is_as_they_wrote_it() -> None:
+    vendor = WEB / "static" / "vendor"
+    packages = tomllib.loads((vendor / "VENDORED.toml").read_text())["package"]
+    listed = {"VENDORED.toml"}
+    for package in packages:
+        assert (vendor / package["licence_file"]).read_text().strip()
+        listed.add(package["licence_file"])
+        for file in package["file"]:
+            assert hashlib.sha256((vendor / file["path"]).read_bytes()).hexdigest() == file["sha256"]
+            listed.add(file["path"])
+    assert {str(file.relative_to(vendor)) for file in vendor.rglob("*") if file.is_file()} == listed
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda file: file.name)
+def test_templates_mark_nothing_as_safe_and_need_nothing_inline(template: Path) -> None:
+    text = template.read_text()
+    assert not re.search(r"\|\s*safe\b|Markup|autoescape", text)
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:|hx-on|hx-vals=.js:", text)
+    assert not re.search(r"<script(?![^>]*\ssrc=)", text)
+    assert not re.search(r"https?://", text)
+
+
+def test_files_are_kept_by_browsers_as_long_as_they_are_the_same(stranger: TestClient) -> None:
+    text = stranger.get("/login").text
+    named = re.findall(r'"(/static/[^"]+)"', text)
+    assert len(set(named)) == 4
+    for url in named:
+        answer = stranger.get(url)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    assert stranger.get(named[0].partition("?")[0]).headers["cache-control"] == "no-cache"
+    for none in ("/static/../app.py", "/static/app.py", "/static/%2e%2e/app.py", "/static/"):
+        assert stranger.get(none).status_code in (404, 303)
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", GETS, ids=by_path)
+def test_every_page_answers_on_an_empty_database(client: TestClient, route: Route) -> None:
+    answer = client.get(path_of(route))
+    assert answer.status_code == (404 if "{" in route.path else 200), answer.text
+    assert "<main" in answer.text
+    if route.is_list:
+        told = client.get(f"{path_of(route)}.json").json()
+        assert set(told) == {"as_of", "rows", "next_beyond"}
+
+
+@pytest.mark.parametrize("route", [route for route in GETS if route.reads], ids=by_path)
+def test_a_fragment_is_the_part_that_lives(client: TestClient, route: Route) -> None:
+    text = client.get(path_of(route), headers={"hx-request": "true"}).text
+    assert "<html" not in text
+    if "{" not in route.path:
+        assert text.lstrip().startswith('<div id="live"')
+
+
+def test_the_menu_leads_to_pages_that_are_there(client: TestClient, page: Callable[..., str]) -> None:
+    links = set(re.findall(r'<li><a href="([^"]+)"', page("/")))
+    assert links == {route.path for route in ROUTES if route.nav}
+    assert all(client.get(link).status_code == 200 for link in links)
+
+
+def test_what_is_not_there(client: TestClient) -> None:
+    answer = client.get("/nothing")
+    assert answer.status_code == 404
+    assert "There is no such page" in answer.text
+    assert client.get("/runs", params={"dag": "x"}).status_code == 404
+    assert client.get("/runs.json", params={"dag": "x"}).json() == {"error": "there is no DAG named 'x'"}
+
+
+def test_what_cannot_be_asked(client: TestClient) -> None:
+    for query in ({"since": "yesterday"}, {"state": "odd"}, {"beyond": "-1"}, {"dag": "x" * 501}, {"dag": "a\0b"}):
+        assert client.get("/runs", params=query).status_code == 400, query
+
+
+def test_methods_that_a_page_does_not_have(client: TestClient) -> None:
+    assert client.post("/runs", headers={"sec-fetch-site": "same-origin"}).status_code == 405
+    assert client.head("/runs").status_code == 200
+
+
+def test_names_are_quoted_in_paths() -> None:
+    assert path("dags", "a/b ?#", "runs", "scheduled__2026-01-01T00:00:00+00:00") == (
+        "/dags/a%2Fb%20%3F%23/runs/scheduled__2026-01-01T00:00:00+00:00"
+    )
+    assert path("runs", state="failed", dag=None, since="") == "/runs?state=failed"
+
+
+def test_passwords_in_urls_are_masked() -> None:
+    assert mask_passwords("at amqp://u:s3cret@h:1/x: no") == "at amqp://u:***@h:1/x: no"
+    assert mask_passwords("redis://:s3cret@h and postgresql://a:b@c") == "redis://:***@h and postgresql://a:***@c"
+    assert mask_passwords("http://127.0.0.1:80/a@b") == "http://127.0.0.1:80/a@b"
+
+
+# --- the store -----------------------------------------------------------------------------------
+
+
+def test_the_stores_of_pages_cannot_write(site: Site, store: Store) -> None:
+    store.add_watcher("w", "a.B", {})
+    with site.stores.one() as reads:
+        assert [watcher.name for watcher in reads.inspect.watchers()] == ["w"]
+        with pytest.raises(StoreError, match=r"read-?\s?only|readonly"):
+            reads.pause_watcher("w")
+    with site.stores.engine.connect() as connection, pytest.raises(sqlalchemy.exc.DBAPIError, match=r"read-?only"):
+        connection.exec_driver_sql("DELETE FROM asset_watcher")
+
+
+def test_the_stores_of_pages_cannot_decrypt(site: Site, store: Store) -> None:
+    trigger_id = store.add_watcher("w", "a.B", {"password": "s3cret"})
+    with site.stores.one() as reads, pytest.raises(BadKey):
+        reads.inspect.trigger_kwargs(trigger_id)
+
+
+def test_a_statement_ends_in_time(site: Site) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with site.stores.one() as reads, pytest.raises(StoreError, match=r"interrupted|statement timeout"):
+        with reads.database.reading() as tx:
+            tx.connection.exec_driver_sql(endless).scalar_one()
+
+
+def test_a_store_is_used_again(site: Site) -> None:
+    with site.stores.one() as first:
+        first.inspect.now()
+    with site.stores.one() as second:
+        assert second is first
+        with site.stores.one() as third:
+            assert third is not first
+    assert STORES_MAX >= 2
+
+
+def test_a_page_that_fails_says_nothing_of_why(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, **query: object) -> None:
+        raise RuntimeError("s3cret")
+
+    monkeypatch.setattr("headgate.store.inspect.runs.RunInspection.runs", fail)
+    got = client.get("/runs")
+    assert got.status_code == 500
+    assert "s3cret" not in got.text
+    assert got.headers["content-security-policy"]
