@@ -1,14 +1,20 @@
-"""The ends of processes that are no children of the tests'."""
+"""What is done to processes that tests have not started themselves."""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
+import threading
+import time
 
-END_S_MAX = 20.0  # a killed process lives on until it runs next: on a busy machine, a while
+import psutil
+
+WITHIN_S = 60.0  # a signal reaches a process when it runs next: on a busy machine, after a while
+LOOK_INTERVAL_S = 0.005
 
 
-def ends(pid: int, *, within_s: float = END_S_MAX) -> bool:
+def ends(pid: int, *, within_s: float = WITHIN_S) -> bool:
     """Wait until the process has ended, whether or not somebody has reaped it; return False if it lives on."""
     try:
         end = os.pidfd_open(pid)
@@ -20,3 +26,12 @@ def ends(pid: int, *, within_s: float = END_S_MAX) -> bool:
         return bool(poll.poll(within_s * 1000))
     finally:
         os.close(end)
+
+
+def stop(pid: int) -> None:
+    """Send SIGSTOP, and wait until no thread of the process runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline, pause = time.monotonic() + WITHIN_S, threading.Event()
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        pause.wait(LOOK_INTERVAL_S)

@@ -42,8 +42,7 @@ def test_the_raw_event_has_body_subject_and_place(station: NatsStation) -> None:
 
 def test_what_is_held_for_longer_than_the_server_lends_is_not_delivered_again(station: NatsStation) -> None:
     station.publish(names(3))
-    with Reading(station.trigger(), uri=station.uri) as read:
-        read.hold()
+    with Reading(station.trigger(), uri=station.uri, is_held=True) as read:
         read.wait_stored(names(3))
         # A second consumer, lent for as long and not extended, shows that the time is over.
         station.create_consumer("other")

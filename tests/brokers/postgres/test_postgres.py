@@ -125,8 +125,7 @@ def test_a_row_of_a_slow_transaction_is_read_although_its_id_was_passed(station:
 
 def test_a_row_that_is_changed_while_it_is_held_is_another_message(station: PostgresStation) -> None:
     station.publish(names(2))
-    with Reading(station.trigger(), uri=station.uri) as read:
-        read.hold()
+    with Reading(station.trigger(), uri=station.uri, is_held=True) as read:
         read.wait_stored(names(2))
         station.source.rows('UPDATE orders SET payload = \'{"message": "message-000009"}\' WHERE id = 1')
         read.confirm()

@@ -53,8 +53,9 @@ def stream(client: redis.Redis) -> Iterator[str]:
         client.delete(key)
 
 
-def reading(stream: str, **kwargs: Any) -> Reading:
-    return Reading(RedisStreamTrigger(CONNECTION, stream, GROUP, **kwargs), uri=REDIS_URL, has_restarts=False)
+def reading(stream: str, *, is_held: bool = False, **kwargs: Any) -> Reading:
+    trigger = RedisStreamTrigger(CONNECTION, stream, GROUP, **kwargs)
+    return Reading(trigger, uri=REDIS_URL, has_restarts=False, is_held=is_held)
 
 
 def wait_acknowledged(client: redis.Redis, stream: str) -> None:
@@ -138,8 +139,7 @@ def test_an_entry_that_is_trimmed_after_it_was_handed_out_is_a_letter_that_names
     client: redis.Redis, stream: str
 ) -> None:
     RedisStream(client, stream, GROUP).publish(names(3))
-    with reading(stream) as read:
-        read.hold()
+    with reading(stream, is_held=True) as read:
         read.wait_stored(names(3))
     client.xtrim(stream, maxlen=1, approximate=False)
     with reading(stream) as read:

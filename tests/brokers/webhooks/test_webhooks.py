@@ -24,7 +24,7 @@ from headgate.brokers.incoming import listener
 from headgate.brokers.webhooks import WebhookTrigger
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.reading import Reading, names
-from headgate.testing.brokers.station import wait_until
+from headgate.testing.brokers.station import WITHIN_S, wait_until
 from headgate.testing.brokers.webhook_station import SHORT_LIMIT_BYTES, Message, WebhookStation, signed
 
 
@@ -62,7 +62,9 @@ def test_a_request_is_answered_after_it_is_stored_and_with_503_if_that_takes_too
         answer = station.request(body, signed("m1", body))
         assert (answer.status, answer.headers["retry-after"]) == (503, "5")
         read.confirm()
-        assert station.request(body, signed("m1", body)).status == 204
+        while (status := station.request(body, signed("m1", body)).status) == 503:
+            pass  # as its sender would: this machine may be as slow as that
+        assert status == 204
         assert read.stored() == {names(1)[0]: 1}, "recognised by its id"
 
 
@@ -199,7 +201,7 @@ def test_requests_that_wait_are_answered_when_the_stream_is_closed(station: Webh
         thread = threading.Thread(target=lambda: answers.append(station.request(body, signed("m1", body)).status))
         thread.start()
         read.wait_stored(names(1))
-    thread.join(10)
+    thread.join(WITHIN_S)
     assert answers == [503]
     assert not accepts(station.port)
 

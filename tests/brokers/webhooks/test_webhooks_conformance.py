@@ -22,8 +22,7 @@ class TestWebhooks(SourceConformance):
     def test_what_was_handed_out_before_a_cut_is_acknowledged_after_it_and_nothing_else(self, station: Station) -> None:
         # As that of the suite, for a sender that posts in no order.
         station.publish(names(MESSAGES))
-        with self.read(station) as reading:
-            reading.hold()
+        with self.read(station, is_held=True) as reading:
             reading.wait_stored(names(MESSAGES))
             station.tap.cut()
             wait_until(lambda: station.tap.links > MESSAGES, "it is posted again")

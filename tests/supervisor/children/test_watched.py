@@ -81,4 +81,4 @@ def test_without_a_free_descriptor_the_group_of_a_dead_child_is_ended(monkeypatc
     monkeypatch.setattr(psutil, "pids", no_descriptor)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as left:
         kill_rest_of_session(left.pid)
-        assert left.wait(30) == -signal.SIGKILL
+        assert left.wait(60) == -signal.SIGKILL

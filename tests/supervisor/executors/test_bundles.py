@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import stop
 from tests.supervisor.executors.workers_harness import Author, MakePool, Pool
 
 from headgate.protocol.errors import RemoteProtocolError
@@ -241,7 +242,7 @@ def test_a_worker_that_does_not_return_what_it_has_not_begun_is_killed(bundle: B
     bundle.give(3, waits=0)
     bundle.wait_begun(0)
     (pid,) = bundle.pool.executor.pids()
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     bundle.pool.clock.passed_s += LONG_S
     bundle.pool.turn(0.0)
     bundle.pool.clock.passed_s += local.RECALL_ANSWER_MAX_S

@@ -24,10 +24,11 @@ class _Conformance:
         """The broker; to be overridden."""
         raise NotImplementedError("a conformance test needs a fixture `station`")
 
-    def read(self, station: Station, count: int = 1, **judged: Any) -> Reading:
+    def read(self, station: Station, count: int = 1, *, is_held: bool = False, **judged: Any) -> Reading:
         """Return a runner in memory with so many subscribers of the station's source."""
         kwargs = judged.pop("kwargs", {})
-        return Reading(*subscribers(lambda: station.trigger(**kwargs), count, **judged), uri=station.uri)
+        triggers = subscribers(lambda: station.trigger(**kwargs), count, **judged)
+        return Reading(*triggers, uri=station.uri, is_held=is_held)
 
 
 class SourceConformance(_Conformance):
@@ -51,8 +52,7 @@ class SourceConformance(_Conformance):
 
     def test_nothing_is_acknowledged_before_it_is_stored(self, station: Station) -> None:
         station.publish(names(MESSAGES))
-        with self.read(station, 2) as reading:
-            reading.hold()
+        with self.read(station, 2, is_held=True) as reading:
             reading.wait_stored(names(1), 1)
             station.publish(names(1, MESSAGES))
             wait_until(lambda: reading.outstanding() > MESSAGES // 2, "messages wait to be stored")
@@ -77,8 +77,7 @@ class SourceConformance(_Conformance):
 
     def test_no_more_is_taken_than_may_be_in_flight(self, station: Station) -> None:
         station.publish(names(MESSAGES))
-        with self.read(station, kwargs={"in_flight_max": 7}) as reading:
-            reading.hold()
+        with self.read(station, kwargs={"in_flight_max": 7}, is_held=True) as reading:
             wait_until(lambda: reading.outstanding() == 7, "as many messages are handed out as may be")
             station.publish(names(1, MESSAGES))
             assert sum(reading.stored().values()) <= 7
@@ -91,8 +90,7 @@ class SourceConformance(_Conformance):
     def test_a_rejected_message_is_a_dead_letter_before_it_is_acknowledged(self, station: Station) -> None:
         refused = names(1, 3)
         station.publish(names(MESSAGES))
-        with self.read(station, 2, rejects=refused) as reading:
-            reading.hold()
+        with self.read(station, 2, rejects=refused, is_held=True) as reading:
             wait_until(lambda: reading.letters, "there is a letter")
             assert station.tap.acknowledged == []
             reading.confirm()
@@ -140,8 +138,7 @@ class SourceConformance(_Conformance):
         station.publish(names(MESSAGES))
         seen: list[dict[str, str | None]] = []
         for is_killed in (False, True, False):
-            with self.read(station) as reading:
-                reading.hold()
+            with self.read(station, is_held=True) as reading:
                 reading.wait_stored(names(MESSAGES))
                 seen.append(reading.keys())
             if is_killed and station.server is not None:
@@ -173,8 +170,7 @@ class SourceConformance(_Conformance):
 
     def test_what_was_handed_out_before_a_cut_is_acknowledged_after_it_and_nothing_else(self, station: Station) -> None:
         station.publish(names(MESSAGES))
-        with self.read(station, kwargs={"in_flight_max": MESSAGES // 2}) as reading:
-            reading.hold()
+        with self.read(station, kwargs={"in_flight_max": MESSAGES // 2}, is_held=True) as reading:
             reading.wait_stored(names(MESSAGES // 2))
             links = station.tap.links
             station.tap.cut()
@@ -245,8 +241,7 @@ class ServerConformance(_Conformance):
     def test_a_broker_that_hangs_and_goes_on_costs_no_message(self, station: Station) -> None:
         assert station.server is not None
         station.publish(names(MESSAGES))
-        with self.read(station) as reading:
-            reading.hold()
+        with self.read(station, is_held=True) as reading:
             reading.wait_stored(names(MESSAGES))
             station.server.pause()
             reading.confirm()

@@ -15,7 +15,7 @@ import nats
 from nats.errors import Error as NatsError
 
 from headgate.brokers.nats import JetStreamTrigger
-from headgate.testing.brokers.station import CONNECTION, Refusal, ServerProcess, Station, free_port
+from headgate.testing.brokers.station import CONNECTION, WITHIN_S, Refusal, ServerProcess, Station, free_port
 from headgate.testing.brokers.tap import AckParser, Tap
 
 PASSWORD = "hunter22-of-the-station"
@@ -79,7 +79,7 @@ class NatsStation(Station):
             async def ignore(_: Exception) -> None: ...
 
             server = f"nats://me:{PASSWORD}@127.0.0.1:{self._port}"
-            client = await nats.connect(server, allow_reconnect=False, connect_timeout=5, error_cb=ignore)
+            client = await nats.connect(server, allow_reconnect=False, connect_timeout=WITHIN_S, error_cb=ignore)
             try:
                 return await what(client)
             finally:
@@ -92,7 +92,7 @@ class NatsStation(Station):
         payload = b"" if question is None else json.dumps(question).encode()
 
         async def run(client: Any) -> Any:
-            return json.loads((await client.request(f"$JS.API.{subject}", payload, timeout=5)).data)
+            return json.loads((await client.request(f"$JS.API.{subject}", payload, timeout=WITHIN_S)).data)
 
         answer: dict[str, Any] = self._call(run)
         if "error" in answer:
@@ -159,7 +159,7 @@ class NatsStation(Station):
     def _publish(self, bodies: Sequence[bytes]) -> None:
         async def run(client: Any) -> None:
             for body in bodies:
-                answer = json.loads((await client.request(self.subject, body, timeout=5)).data)
+                answer = json.loads((await client.request(self.subject, body, timeout=WITHIN_S)).data)
                 assert "seq" in answer, answer
 
         self._call(run)

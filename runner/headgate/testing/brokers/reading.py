@@ -96,9 +96,12 @@ class Subscriber(BaseEventTrigger):
 
 
 class Reading:
-    """Triggers that read a broker. A context manager; leaving it closes the streams as a runner does."""
+    """Triggers that read a broker. A context manager; leaving it closes the streams as a runner does.
 
-    def __init__(self, *triggers: BaseEventTrigger, uri: str, has_restarts: bool = True) -> None:
+    With ``is_held`` nothing is confirmed from the first message on, as after `hold`.
+    """
+
+    def __init__(self, *triggers: BaseEventTrigger, uri: str, has_restarts: bool = True, is_held: bool = False) -> None:
         specs = [check_round_trip(trigger) for trigger in triggers]
         self._specs = tuple(
             msgspec.structs.replace(spec, trigger_id=number, trigger_run_id=f"run-{number}")
@@ -106,6 +109,7 @@ class Reading:
         )
         self._uri = uri
         self._has_restarts = has_restarts
+        self._is_held = is_held
         self._thread = threading.Thread(target=self._run, name="headgate reading", daemon=True)
         self._ready, self._closed = threading.Event(), threading.Event()
         self._token: trio.lowlevel.TrioToken
@@ -129,7 +133,7 @@ class Reading:
     # --- what a test asks for ---------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Confirm nothing from now on, as if the database did not answer."""
+        """Confirm nothing from now on, as if the database did not answer; what came before may be confirmed."""
         self._hosted.is_held = True
 
     def confirm(self) -> None:
@@ -201,6 +205,7 @@ class Reading:
         settings = RunnerSettings()
         # The clock is one for tests that skip time; nothing here does.
         async with hosted_triggers(SkippingClock(), settings, {}, has_streams=True, stubs=stubs) as self._hosted:
+            self._hosted.is_held = self._is_held
             await self._hosted.start(self._specs)
             self._ready.set()
             async with trio.open_nursery() as nursery:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headgate.brokers.webhooks import WebhookTrigger
-from headgate.testing.brokers.station import CONNECTION, Refusal, Station, free_port
+from headgate.testing.brokers.station import CONNECTION, WITHIN_S, Refusal, Station, free_port, wait_until
 from headgate.testing.brokers.tap import AckParser, Tap
 
 SECRET = b"a secret of the station, 32 byte"
@@ -23,7 +23,6 @@ SECRET_TEXT = "whsec_" + base64.b64encode(SECRET).decode()
 SENDERS = 72  # requests at the same moment, more than a test holds back
 SHORT_LIMIT_BYTES = 2_000  # `message_bytes_max` of the station's triggers
 AGAIN_S = 0.05
-TIMEOUT_S = 20.0
 
 
 class Message(NamedTuple):
@@ -63,6 +62,7 @@ class WebhookStation(Station):
         self.port = free_port()
         self.tap = Tap(("127.0.0.1", self.port), NoParser)
         self._pending: dict[str, None] = {}
+        self._sending: set[str] = set()
         self._lock = threading.Lock()
         self._open: set[http.client.HTTPConnection] = set()
         self._waiting: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: the end
@@ -100,6 +100,7 @@ class WebhookStation(Station):
         """Post nothing again of what is not acknowledged."""
         with self._lock:
             self._pending.clear()
+        wait_until(lambda: not self._sending, "the requests of what is deleted have ended")
 
     def publish(self, messages: Sequence[str]) -> None:
         """Post a message for each name, in the background; the name is its id."""
@@ -119,7 +120,7 @@ class WebhookStation(Station):
 
     def request(self, body: bytes, headers: Mapping[str, str], path: str | None = None, method: str = "POST") -> Any:
         """Return the answer to one request, which has ``status``, ``headers`` and the whole ``text``."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.tap.port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.tap.port, timeout=WITHIN_S)
         with contextlib.closing(connection), self._while_open(connection):
             connection.request(method, path or self.path, body, dict(headers))
             answer: Any = connection.getresponse()
@@ -139,16 +140,19 @@ class WebhookStation(Station):
     def _send(self) -> None:
         # Without a time limit, which was seen not to hold on CPython 3.11 if several threads take from one queue.
         while (message := self._waiting.get()) is not None and not self._closed.is_set():
-            if message.name not in self.pending():
-                continue  # `delete` has come meanwhile
+            with self._lock:
+                if message.name not in self._pending:
+                    continue  # `delete` has come meanwhile
+                self._sending.add(message.name)
             status = 0
             with contextlib.suppress(OSError, http.client.HTTPException):
                 status = self.request(message.body, signed(message.name, message.body)).status
-            if status // 100 == 2:
-                with self._lock:
+            with self._lock:
+                self._sending.discard(message.name)
+                if status // 100 == 2:
                     self._pending.pop(message.name, None)
                     self.tap.acknowledged.append(message.name)
-            else:
+            if status // 100 != 2:
                 self._closed.wait(AGAIN_S)
                 self._waiting.put(message)
 
@@ -186,4 +190,4 @@ class WebhookStation(Station):
         for _ in self._senders:
             self._waiting.put(None)
         for each in self._senders:
-            each.join(TIMEOUT_S)
+            each.join(WITHIN_S)
