@@ -11,7 +11,6 @@ from tests.processes import ends
 
 from headgate.protocol.messages.checks import TriggerChecked
 from headgate.protocol.values import encode_value
-from headgate.supervisor.children import checker
 from headgate.supervisor.children.checker import check_trigger
 from headgate.supervisor.children.process import scrub
 
@@ -56,7 +55,7 @@ def test_a_class_that_takes_too_long_to_load_is_named_and_its_processes_are_gone
         "time.sleep(1000)\n"
     )
     passed = time.monotonic
-    monkeypatch.setattr(checker.time, "monotonic", lambda: passed() + 60.0 * (tmp_path / "pids").exists())
+    monkeypatch.setattr(time, "monotonic", lambda: passed() + 60.0 * (tmp_path / "pids").exists())
     assert check(tmp_path, slow).problem == "loading users.Good takes longer than 60 s"
     pids = (tmp_path / "pids").read_text().split()
     assert all(ends(int(pid)) for pid in pids)
