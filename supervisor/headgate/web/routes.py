@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.web.pages import account, dags, overview, runs
+from headgate.web.pages import account, dags, events, machines, overview, runs, triggers
 from headgate.web.views import Handler
 
 Role = Literal["nobody", "viewer", "operator", "admin"]
@@ -35,8 +35,20 @@ class Route(msgspec.Struct, frozen=True):
 
 ROUTES: tuple[Route, ...] = (
     Route("/", overview.overview, nav="Now", title="Overview"),
+    Route("/streams", triggers.streams, is_list=True, nav="Events", title="Streams"),
+    Route("/streams/{id}", triggers.stream),
+    Route("/watchers", triggers.watchers, is_list=True, nav="Events", title="Watchers"),
+    Route("/triggers", triggers.listing, is_list=True, nav="Events", title="Triggers"),
+    Route("/triggers/{id}", triggers.one),
+    Route("/events", events.listing, is_list=True, nav="Events", title="Events"),
+    Route("/events/{id}", events.one, role="operator"),
+    Route("/dead-letters", events.letters, is_list=True, nav="Events", title="Dead letters"),
+    Route("/dead-letters/{id}", events.letter, role="operator"),
     Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),
     Route("/runs", runs.listing, is_list=True, nav="Tasks", title="Runs"),
+    Route("/pools", machines.pools, is_list=True, nav="Tasks", title="Pools"),
+    Route("/supervisors", machines.supervisors, is_list=True, nav="Machines", title="Supervisors"),
+    Route("/help", machines.manual, nav="Machines", title="Help", reads=False),
     # --- who one is ---
     Route("/login", account.login, role="nobody", reads=False),
     Route("/login/link", account.print_link, role="nobody", method="POST", reads=False),

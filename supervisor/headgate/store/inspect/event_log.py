@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import and_, func, select, true
+from sqlalchemy import ColumnElement, and_, func, select, true
 
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
-from headgate.store.errors import NoSuchWatcher
+from headgate.store.errors import NoSuchRow, NoSuchWatcher
 from headgate.store.tables import asset_watcher, redelivery, trigger_event
 
 # Transactions that overlap commit ids that are not in the order of their times: by no more than a few large slices.
@@ -62,6 +62,27 @@ class EventInspection(Verbs):
         which = true() if watcher is None else asset_watcher.c.name == watcher
         statement = _ROWS.where(which).order_by(trigger_event.c.id.desc()).limit(limit)
         return [EventRow(**row._mapping) for row in tx.connection.execute(statement)][::-1]
+
+    @reading
+    def events_before(
+        self, tx: Tx, *, trigger_id: int | None = None, beyond_id: int | None = None, limit: int
+    ) -> list[EventRow]:
+        """Return stored events by id, the newest first, from ``beyond_id`` downwards; of one trigger, or of all."""
+        where: list[ColumnElement[bool]] = [true()]
+        if trigger_id is not None:
+            where.append(trigger_event.c.trigger_id == trigger_id)
+        if beyond_id is not None:
+            where.append(trigger_event.c.id < beyond_id)
+        statement = _ROWS.where(and_(*where)).order_by(trigger_event.c.id.desc()).limit(limit)
+        return [EventRow(**row._mapping) for row in tx.connection.execute(statement)]
+
+    @reading
+    def event(self, tx: Tx, event_id: int) -> EventRow:
+        """Return one stored event. Raises `NoSuchRow`."""
+        row = tx.connection.execute(_ROWS.where(trigger_event.c.id == event_id)).first()
+        if row is None:
+            raise NoSuchRow("event", str(event_id))
+        return EventRow(**row._mapping)
 
     @reading
     def id_before(self, tx: Tx, since: datetime) -> int:

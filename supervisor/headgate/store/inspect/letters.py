@@ -127,11 +127,18 @@ class LetterInspection(Verbs):
 
     @reading
     def dead_letters(
-        self, tx: Tx, limit: int = NEWEST_SHOWN, *, which: LetterFilter = EVERY_LETTER
+        self,
+        tx: Tx,
+        limit: int = NEWEST_SHOWN,
+        *,
+        which: LetterFilter = EVERY_LETTER,
+        beyond_id: int | None = None,
     ) -> list[DeadLetterRow]:
-        """Return the newest dead letters, newest first."""
+        """Return the newest dead letters, newest first, from ``beyond_id`` downwards."""
         _check(tx, which)
         statement = select(*_LETTER_COLUMNS).select_from(_LETTERS).where(which.condition())
+        if beyond_id is not None:
+            statement = statement.where(dead_letter.c.id < beyond_id)
         newest = statement.order_by(dead_letter.c.id.desc()).limit(limit)
         return [DeadLetterRow(**row._mapping) for row in tx.connection.execute(newest)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.store.inspect.streams import StreamLine
-from headgate.web.cells import Cell, Code, Column, Counts, Link, State, Took, path
+from headgate.web.cells import Cell, Column, Counts, Link, State, Took, path
 from headgate.web.views import Answer, Page, View
 
 STREAMS_SHOWN = 10
@@ -27,15 +27,16 @@ def overview(view: View) -> Answer:
     return Page("overview.html", "Overview", values)
 
 
-def _stream_state(line: StreamLine) -> Cell:
+def stream_state(line: StreamLine) -> Cell:
+    """Return whether a stream is read, waits for a subscriber, or is run by nobody."""
     if line.missing:
         return State("held up", f"waits for {line.missing:,}")
     return State("running", "reads") if line.supervisor else State("waiting", "nobody runs it")
 
 
 STREAM_COLUMNS = (
-    Column("stream", lambda line: Code(line.name)),
-    Column("state", _stream_state),
+    Column("stream", lambda line: Link(path("streams", line.id), line.name, is_code=True)),
+    Column("state", stream_state),
     Column("subscribers", lambda line: line.subscribers, is_number=True),
     Column("newest event", lambda line: line.stored_at),
 )

@@ -50,9 +50,6 @@
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
     if (goes && places[event.key]) {
       location.assign(places[event.key]);
-    } else if (event.key === "/" && document.getElementById("q")) {
-      event.preventDefault();
-      document.getElementById("q").focus();
     } else if (event.key === "p" && pause) {
       pause.click();
     } else if (event.key === "?") {

@@ -1,0 +1,135 @@
+"""``/events`` and ``/dead-letters``: what came, what became of it, and what could not be stored?"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from headgate.store.ids import LetterState
+from headgate.store.inspect.event_log import EventRow
+from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
+from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
+from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
+
+STATES: tuple[LetterState, ...] = get_args(LetterState)
+CHOICES = tuple((one, one.replace("_", " ")) for one in ("unresolved", *STATES, "any"))
+
+
+def listing(view: View) -> Answer:
+    """List stored events, the newest first."""
+    watcher = view.text("watcher")
+    trigger_id = None if watcher is None else view.inspect.find_trigger(watcher)
+    found = view.inspect.events_before(trigger_id=trigger_id, beyond_id=view.number("beyond"), limit=ROWS_PER_PAGE + 1)
+    rows, next_id = cut(found)
+    return Listing(
+        title="Events",
+        intro="What came, the newest first?",
+        columns=EVENT_COLUMNS,
+        rows=rows,
+        next_id=next_id,
+        empty="No such event is stored.",
+        filters=(Filter("watcher", "Watcher or trigger", watcher or "", placeholder="exact name, or an id"),),
+    )
+
+
+def one(view: View) -> Answer:
+    """Show an event, its payload as it is stored."""
+    event = view.inspect.event(view.part_number("id"))
+    values = {
+        "event": event,
+        "facts": (
+            ("from", _source(event)),
+            ("key", None if event.key is None else Code(event.key)),
+            ("position under its key", event.position),
+            ("kind", event.kind),
+            ("stored", event.stored_at),
+            ("came again", event.redelivered or None),
+            ("the last of its trigger", event.is_last or None),
+            ("run of the trigger", Code(event.trigger_run_id)),
+        ),
+    }
+    return Page("event.html", f"Event {event.id}", values, lives=False)
+
+
+def letters(view: View) -> Answer:
+    """List the dead letters, the newest first; at first those that nobody has resolved."""
+    watcher, reason = view.text("watcher"), view.text("reason")
+    state = view.choice("state", ("unresolved", *STATES, "any")) or "unresolved"
+    states: tuple[LetterState, ...] | None
+    match state:
+        case "any":
+            states = None
+        case "unresolved":
+            states = UNRESOLVED
+        case _:
+            states = tuple(one for one in STATES if one == state)
+    which = LetterFilter(watcher=watcher, reason=reason, states=states)
+    found = view.inspect.dead_letters(ROWS_PER_PAGE + 1, which=which, beyond_id=view.number("beyond"))
+    rows, next_id = cut(found)
+    return Listing(
+        title="Dead letters",
+        intro="What could not be stored, or taken by its trigger, and can it now?",
+        columns=LETTER_COLUMNS,
+        rows=rows,
+        next_id=next_id,
+        empty="There are no such dead letters.",
+        filters=(
+            Filter("watcher", "Watcher", watcher or "", placeholder="exact name"),
+            Filter("reason", "Reason has", reason or ""),
+            Filter("state", "State", state, CHOICES),
+        ),
+    )
+
+
+def letter(view: View) -> Answer:
+    """Show a dead letter: its error, its payload, and what was done about it."""
+    found = view.inspect.dead_letter(view.part_number("id"))
+    row = found.row
+    values = {
+        "letter": found,
+        "facts": (
+            ("state", State(row.state)),
+            ("of", Link(path("triggers", row.trigger_id), row.watcher or f"trigger-{row.trigger_id}")),
+            ("key", None if row.key is None else Code(row.key)),
+            ("holds", row.content),
+            ("seen", f"{row.deliveries:,} times"),
+            ("since", row.stored_at),
+            ("size", f"{row.payload_bytes:,} bytes"),
+            ("resolved", row.resolved_at),
+            ("by", row.resolved_by),
+            ("note", row.note),
+            ("event", None if row.event_id is None else Link(path("events", row.event_id), str(row.event_id))),
+        ),
+        "action_columns": ACTION_COLUMNS,
+    }
+    return Page("letter.html", f"Dead letter {row.id}", values, lives=False)
+
+
+def _source(event: EventRow) -> Cell:
+    return Link(path("triggers", event.trigger_id), event.watcher or f"trigger-{event.trigger_id}")
+
+
+EVENT_COLUMNS = (
+    Column("event", lambda event: Link(path("events", event.id), str(event.id), is_code=True)),
+    Column("from", _source),
+    Column("key", lambda event: None if event.key is None else Code(event.key)),
+    Column("kind", lambda event: event.kind, is_minor=True),
+    Column("stored", lambda event: event.stored_at),
+    Column("came again", lambda event: event.redelivered or None, is_number=True, is_minor=True),
+    Column("bytes", lambda event: len(event.payload), is_number=True),
+)
+LETTER_COLUMNS = (
+    Column("letter", lambda row: Link(path("dead-letters", row.id), str(row.id), is_code=True)),
+    Column("state", lambda row: State(row.state)),
+    Column("of", lambda row: Link(path("triggers", row.trigger_id), row.watcher or f"trigger-{row.trigger_id}")),
+    Column("key", lambda row: None if row.key is None else Code(row.key)),
+    Column("reason", lambda row: Error(row.reason)),
+    Column("seen", lambda row: row.deliveries, is_number=True, is_minor=True),
+    Column("bytes", lambda row: row.payload_bytes, is_number=True, is_minor=True),
+    Column("since", lambda row: row.stored_at),
+)
+ACTION_COLUMNS = (
+    Column("what", lambda action: action.action),
+    Column("by", lambda action: action.done_by),
+    Column("at", lambda action: action.done_at),
+    Column("note", lambda action: action.note),
+)

@@ -1,0 +1,68 @@
+"""``/supervisors``, ``/pools`` and ``/help``: who is alive, and who is full?"""
+
+from __future__ import annotations
+
+from headgate.scheduling.why import Supervisor
+from headgate.store.inspect.dags import PoolLine
+from headgate.web.cells import Cell, Column, State
+from headgate.web.states import LOOKS
+from headgate.web.views import Answer, Listing, Page, View
+
+
+def supervisors(view: View) -> Answer:
+    """List the supervisors that neither ended nor were fenced, the newest first."""
+    return Listing(
+        title="Supervisors",
+        intro="Who is alive, and who is full?",
+        columns=COLUMNS,
+        rows=view.inspect.supervisors(liveness=view.site.liveness),
+        empty="No supervisor is running. Start `headgate up`.",
+    )
+
+
+def pools(view: View) -> Answer:
+    """List the pools by name."""
+    return Listing(
+        title="Pools",
+        intro="How many slots has each pool, and how many are in use?",
+        columns=POOL_COLUMNS,
+        rows=view.inspect.pools(),
+        empty="There are no pools.",
+    )
+
+
+def manual(view: View) -> Answer:
+    """Say what the signs and the keys mean."""
+    return Page("help.html", "Help", {"states": LOOKS}, lives=False)
+
+
+def _room(one: Supervisor) -> Cell:
+    return f"{one.open_triggers:,} of {one.capacity:,}"
+
+
+def _busy(one: Supervisor) -> Cell:
+    return None if not one.workers else f"{one.tasks:,} of {one.workers:,}"
+
+
+def _free(line: PoolLine) -> Cell:
+    return line.slots - line.used
+
+
+COLUMNS = (
+    Column("supervisor", lambda one: one.epoch, is_number=True),
+    Column("state", lambda one: State(one.state)),
+    Column("host", lambda one: one.hostname),
+    Column("process", lambda one: str(one.pid)),
+    Column("heartbeat", lambda one: f"{max(0.0, one.heartbeat_age_s):.1f} s ago", is_number=True),
+    Column("triggers", _room, is_number=True),
+    Column("tasks of workers", _busy, is_number=True),
+    Column("queues", lambda one: ", ".join(one.queues)),
+)
+POOL_COLUMNS = (
+    Column("pool", lambda line: line.name),
+    Column("slots", lambda line: line.slots, is_number=True),
+    Column("used", lambda line: line.used, is_number=True),
+    Column("free", _free, is_number=True),
+    Column("tasks", lambda line: line.tasks, is_number=True),
+    Column("waiting", lambda line: line.waiting, is_number=True),
+)

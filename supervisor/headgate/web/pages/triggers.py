@@ -1,0 +1,191 @@
+"""``/triggers``, ``/watchers`` and ``/streams``: which run, for whom, and which fail?"""
+
+from __future__ import annotations
+
+from headgate.store.inspect.streams import StreamLine, SubscriberLine
+from headgate.store.inspect.triggers import TriggerLine, WatcherRow
+from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
+from headgate.web.pages.events import EVENT_COLUMNS
+from headgate.web.pages.overview import stream_state
+from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
+
+EVENTS_SHOWN = 20  # on the page of one trigger
+
+
+def listing(view: View) -> Answer:
+    """List the triggers by id."""
+    queue, is_ended = view.text("queue"), view.choice("ended", ("yes",)) is not None
+    rows, next_id = cut(
+        view.inspect.triggers(
+            queue=queue, with_ended=is_ended, beyond_id=view.number("beyond") or 0, limit=ROWS_PER_PAGE + 1
+        )
+    )
+    return Listing(
+        title="Triggers",
+        intro="Which run, for whom, and which fail?",
+        columns=COLUMNS,
+        rows=rows,
+        next_id=next_id,
+        empty="There are no such triggers.",
+        filters=(
+            Filter("queue", "Queue", queue or "", placeholder="exact name"),
+            Filter("ended", "Ended ones", "yes" if is_ended else "", (("yes", "also these"),)),
+        ),
+    )
+
+
+def one(view: View) -> Answer:
+    """Show a trigger: why it is where it is, its failures, and its newest events."""
+    trigger_id = view.part_number("id")
+    line = view.inspect.trigger_line(trigger_id)
+    values = {
+        "line": line,
+        "why": view.inspect.why_trigger(trigger_id, liveness=view.site.liveness),
+        "facts": (
+            ("state", _state(line)),
+            ("class", Code(line.classpath)),
+            ("for", _user(line)),
+            ("queue", line.queue),
+            ("supervisor", line.triggerer_id),
+            ("created", line.created_date),
+            ("failures in a row", line.failure_count or None),
+            ("last failure", line.last_failed_at),
+            ("held since", line.held_at),
+            ("finished", line.finished_at),
+            ("removed", line.removed_at),
+        ),
+        "event_columns": EVENT_COLUMNS,
+        "events": view.inspect.events_before(trigger_id=trigger_id, limit=EVENTS_SHOWN),
+    }
+    return Page("trigger.html", line.name, values)
+
+
+def watchers(view: View) -> Answer:
+    """List the watchers by name."""
+    name, is_failing = view.text("name"), view.choice("failing", ("yes",)) is not None
+    rows = view.inspect.watchers()
+    if name is not None:
+        rows = [row for row in rows if name.lower() in row.name.lower()]
+    if is_failing:
+        rows = [row for row in rows if row.failure_count or row.hold]
+    after = view.number("beyond") or 0
+    shown = rows[after : after + ROWS_PER_PAGE]
+    return Listing(
+        title="Watchers",
+        intro="Which sources are watched, and which of their triggers fail?",
+        columns=WATCHER_COLUMNS,
+        rows=shown,
+        next_id=after + ROWS_PER_PAGE if len(rows) > after + ROWS_PER_PAGE else None,
+        empty="There are no such watchers. `headgate watchers add` makes one.",
+        filters=(
+            Filter("name", "Name has", name or ""),
+            Filter("failing", "State", "yes" if is_failing else "", (("yes", "failing or held"),)),
+        ),
+    )
+
+
+def streams(view: View) -> Answer:
+    """List the shared streams by id."""
+    found = view.inspect.streams(
+        beyond_id=view.number("beyond") or 0, limit=ROWS_PER_PAGE + 1, liveness=view.site.liveness
+    )
+    rows, next_id = cut(found)
+    return Listing(
+        title="Streams",
+        intro="Who reads each shared stream, who runs it, and who holds it up?",
+        columns=STREAM_COLUMNS,
+        rows=rows,
+        next_id=next_id,
+        empty="No open trigger reads a shared stream.",
+    )
+
+
+def stream(view: View) -> Answer:
+    """Show a stream and its subscribers."""
+    line, subscribers = view.inspect.stream(view.part_number("id"), liveness=view.site.liveness)
+    values = {
+        "line": line,
+        "facts": (
+            ("state", stream_state(line)),
+            ("queue", line.queue),
+            ("supervisor", line.supervisor),
+            ("subscribers", line.subscribers),
+            ("waits for", line.missing or None),
+            ("newest event", line.stored_at),
+            ("last failure", line.last_failed_at),
+        ),
+        "columns": SUBSCRIBER_COLUMNS,
+        "subscribers": subscribers[: ROWS_PER_PAGE * 4],
+        "left": max(0, len(subscribers) - ROWS_PER_PAGE * 4),
+    }
+    return Page("stream.html", line.name, values)
+
+
+def _state(line: TriggerLine | WatcherRow) -> Cell:
+    if line.finished_at is not None:
+        return State("finished")
+    if line.hold is not None:
+        return State(line.hold)
+    if line.failure_count:
+        return State("failing")
+    return State("waiting", "not claimed") if line.triggerer_id is None else State("running", "claimed")
+
+
+def _user(line: TriggerLine) -> Cell:
+    if line.dag is not None and line.run_id is not None and line.task is not None:
+        return Link(path("dags", line.dag, "runs", line.run_id, "tasks", line.task), f"{line.dag} {line.task}")
+    return None if line.name.startswith("trigger-") else f"watcher {line.name}"
+
+
+def _subscriber_state(line: SubscriberLine) -> Cell:
+    if line.hold is not None:
+        return State(line.hold)
+    if line.missing is not None:
+        return State("held up", "missing")
+    return State("running", "reads")
+
+
+def _stream_link(line: StreamLine) -> Cell:
+    return Link(path("streams", line.id), line.name, is_code=True)
+
+
+COLUMNS = (
+    Column("trigger", lambda line: Link(path("triggers", line.id), line.name)),
+    Column("state", _state),
+    Column("class", lambda line: Code(line.classpath.rpartition(".")[2])),
+    Column("for", _user),
+    Column("queue", lambda line: line.queue, is_minor=True),
+    Column("supervisor", lambda line: line.triggerer_id, is_number=True, is_minor=True),
+    Column("created", lambda line: line.created_date, is_minor=True),
+    Column("failures", lambda line: line.failure_count or None, is_number=True),
+    Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
+)
+WATCHER_COLUMNS = (
+    Column("watcher", lambda row: Link(path("triggers", row.trigger_id), row.name)),
+    Column("state", _state),
+    Column("class", lambda row: Code(row.classpath.rpartition(".")[2])),
+    Column("asset", lambda row: row.asset),
+    Column("signal", lambda row: row.signal, is_minor=True),
+    Column("queue", lambda row: row.queue, is_minor=True),
+    Column("supervisor", lambda row: row.triggerer_id, is_number=True, is_minor=True),
+    Column("failures", lambda row: row.failure_count or None, is_number=True),
+    Column("last error", lambda row: Error(row.last_error) if row.last_error else None),
+)
+STREAM_COLUMNS = (
+    Column("stream", _stream_link),
+    Column("state", stream_state),
+    Column("queue", lambda line: line.queue, is_minor=True),
+    Column("supervisor", lambda line: line.supervisor, is_minor=True),
+    Column("subscribers", lambda line: line.subscribers, is_number=True),
+    Column("newest event", lambda line: line.stored_at),
+    Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
+)
+SUBSCRIBER_COLUMNS = (
+    Column("trigger", lambda line: Link(path("triggers", line.trigger_id), line.name)),
+    Column("state", _subscriber_state),
+    Column("the stream waits for it", lambda line: line.missing),
+    Column("newest event", lambda line: line.stored_at),
+    Column("open letters", lambda line: line.open_letters or None, is_number=True),
+    Column("failures", lambda line: line.failure_count or None, is_number=True),
+    Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
+)

@@ -1,0 +1,90 @@
+"""The pages about streams, watchers, triggers, events and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from starlette.testclient import TestClient
+from tests.store.harness import add, register
+
+from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent
+from headgate.store.ids import Epoch
+from headgate.store.store import Store
+
+Get = Callable[..., str]
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def epoch(store: Store) -> Epoch:
+    return register(store)
+
+
+def fire(store: Store, epoch: Epoch, trigger_id: int, count: int = 1) -> None:
+    store.claim_triggers(epoch, limit=10, queues=("default",))
+    fired = [
+        FiredEvent(trigger_id, "run", number, 0, b'{"text":"<script>alert(1)</script>"}', f"k{number}")
+        for number in range(count)
+    ]
+    store.store_slice(epoch, events=fired)
+
+
+def test_a_trigger_says_why_and_shows_its_error(page: Get, store: Store, epoch: Epoch) -> None:
+    (trigger_id,) = add(store, "orders")
+    store.claim_triggers(epoch, limit=10, queues=("default",))
+    error = (f"KeyError: {HOSTILE} at redis://u:s3cret@h", "Traceback (most recent call last):\n  File x\nKeyError")
+    store.store_slice(epoch, finished=[FinishedTrigger(trigger_id, "run", "failed", 0, *error)])
+    for text in (page(f"/triggers/{trigger_id}"), page("/triggers"), page("/watchers", failing="yes")):
+        assert "orders" in text
+        assert "&lt;script&gt;" in text
+        assert HOSTILE not in text
+        assert "s3cret" not in text
+    assert "Next: " in page(f"/triggers/{trigger_id}")
+    assert "There are no such triggers" in page("/triggers", queue="gpu")
+
+
+def test_an_event_is_shown_with_its_payload(page: Get, client: TestClient, store: Store, epoch: Epoch) -> None:
+    (trigger_id,) = add(store, "orders")
+    fire(store, epoch, trigger_id)
+    (row,) = client.get("/events.json", params={"watcher": "orders"}).json()["rows"]
+    text = page(f"/events/{row['id']}")
+    assert "&lt;script&gt;" in text
+    assert HOSTILE not in text
+    assert client.get("/events/9999999").status_code == 404
+    assert client.get("/events/x").status_code == 400
+    assert client.get("/events", params={"watcher": "none"}).status_code == 404
+
+
+def test_events_are_read_page_by_page_the_newest_first(client: TestClient, store: Store, epoch: Epoch) -> None:
+    (trigger_id,) = add(store, "orders")
+    fire(store, epoch, trigger_id, 60)
+    first = client.get("/events.json").json()
+    second = client.get("/events.json", params={"beyond": first["next_beyond"]}).json()
+    ids = [row["id"] for row in first["rows"] + second["rows"]]
+    assert len(ids) == 60
+    assert ids == sorted(ids, reverse=True)
+    assert second["next_beyond"] is None
+
+
+def test_dead_letters(page: Get, client: TestClient, store: Store, epoch: Epoch) -> None:
+    (trigger_id,) = add(store, "orders")
+    store.claim_triggers(epoch, limit=10, queues=("default",))
+    for number in range(60):
+        event = FiredEvent(trigger_id, "run", number, 0, b'{"n":1}', f"k{number}")
+        store.dead_letter_event(epoch, event, f"refused: {HOSTILE}")
+    first = client.get("/dead-letters.json").json()
+    second = client.get("/dead-letters.json", params={"beyond": first["next_beyond"]}).json()
+    assert (len(first["rows"]), len(second["rows"]), second["next_beyond"]) == (50, 10, None)
+    text = page(f"/dead-letters/{first['rows'][0]['id']}")
+    assert "refused: &lt;script&gt;" in text
+    assert HOSTILE not in text
+    assert "There are no such dead letters" in page("/dead-letters", state="discarded")
+    assert "orders" in page("/dead-letters", state="any", reason="REFUSED", watcher="orders")
+
+
+def test_supervisors_and_pools(page: Get, client: TestClient, epoch: Epoch) -> None:
+    (row,) = client.get("/supervisors.json").json()["rows"]
+    assert (row["epoch"], row["capacity"]) == (epoch, 10)
+    assert "0 of 10" in page("/supervisors")
+    assert "default" in page("/pools") or client.get("/pools.json").json()["rows"] == []
