@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from starlette.testclient import TestClient
+from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
+
+from headgate.protocol.messages.dags import TaskSpec
+from headgate.store.store import Store
 
 Get = Callable[..., str]
 
@@ -44,3 +49,26 @@ def test_a_list_is_read_page_by_page(page: Get, client: TestClient, etl: Tasks) 
     names = [row["run_id"] for row in first["rows"] + second["rows"]]
     assert names == [f"more-{number:02}" for number in reversed(range(60))] + ["r1"]
     assert f'href="/runs?dag=etl&amp;beyond={first["next_beyond"]}"' in page("/runs", dag="etl")
+
+
+def test_a_dag_a_run_and_a_task_are_shown(page: Get, client: TestClient, etl: Tasks) -> None:
+    dag = page("/dags/etl")
+    assert '<a href="/dags/etl/runs/r1" class="code">r1</a>' in dag
+    assert "<code>b</code>" in dag
+    run = page("/dags/etl/runs/r1")
+    assert [f'<a href="/dags/etl/runs/r1/tasks/{name}">{name}</a>' in run for name in "abc"] == [True] * 3
+    task = page("/dags/etl/runs/r1/tasks/b")
+    assert 'aria-label="Why"' in task
+    assert '<a href="/dags/etl/runs/r1/tasks/a">a (' in task, "what it waits for"
+    assert "headgate tasks logs etl r1 b" in task
+    for missing in ("/dags/no", "/dags/etl/runs/no", "/dags/etl/runs/r1/tasks/no", "/dags/etl/runs/r1/tasks/a[3]"):
+        assert client.get(missing).status_code == 404, missing
+
+
+def test_a_run_with_many_tasks_is_read_page_by_page(page: Get, store: Store, query: Query) -> None:
+    Tasks(store, query, tasks=tuple(TaskSpec(f"t{number:02}", "Op") for number in range(60)))
+    first = page("/dags/etl/runs/r1")
+    assert "t49" in first
+    assert "t50" not in first
+    (beyond,) = re.findall(r'href="/dags/etl/runs/r1\?beyond=([0-9]+)"', first)
+    assert "t59" in page("/dags/etl/runs/r1", beyond=beyond)

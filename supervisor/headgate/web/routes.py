@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.web.pages import account, dags, events, machines, overview, runs, triggers
+from headgate.web.pages import account, dags, events, machines, overview, runs, tasks, triggers
 from headgate.web.views import Handler
 
 Role = Literal["nobody", "viewer", "operator", "admin"]
@@ -45,6 +45,9 @@ ROUTES: tuple[Route, ...] = (
     Route("/dead-letters", events.letters, is_list=True, nav="Events", title="Dead letters"),
     Route("/dead-letters/{id}", events.letter, role="operator"),
     Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),
+    Route("/dags/{dag}", dags.one),
+    Route("/dags/{dag}/runs/{run}", tasks.run, role="operator"),
+    Route("/dags/{dag}/runs/{run}/tasks/{task}", tasks.task, role="operator"),
     Route("/runs", runs.listing, is_list=True, nav="Tasks", title="Runs"),
     Route("/pools", machines.pools, is_list=True, nav="Tasks", title="Pools"),
     Route("/supervisors", machines.supervisors, is_list=True, nav="Machines", title="Supervisors"),
