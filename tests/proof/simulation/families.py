@@ -45,12 +45,15 @@ def family(name: FamilyName) -> Family:
         from tests.proof.simulation.tasks.signals import directed as signals_directed
         from tests.proof.simulation.tasks.signals import drawing as signals_drawing
         from tests.proof.simulation.tasks.signals import world as signals_world
-        from tests.proof.simulation.tasks.signals.jobs import checker as of_signals
         from tests.proof.simulation.tasks.signals.jobs import directed as jobs_directed
         from tests.proof.simulation.tasks.signals.rules import directed as rules_directed
+        from tests.proof.simulation.tasks.signals.runs import checker as of_signals
+        from tests.proof.simulation.tasks.signals.runs import directed as runs_directed
 
         draw, run = signals_drawing.draw, signals_world.run
-        scenarios = signals_directed.DIRECTED | rules_directed.DIRECTED | jobs_directed.DIRECTED
+        scenarios = (
+            signals_directed.DIRECTED | rules_directed.DIRECTED | jobs_directed.DIRECTED | runs_directed.DIRECTED
+        )
         return Family(name, "--signals ", draw, run, of_signals.check, scenarios)
     if name == "groups":
         from tests.proof.simulation.tasks.groups import directed as groups_directed

@@ -20,6 +20,7 @@ from tests.proof.simulation.tasks.mutants import MUTANTS as TASK_MUTANTS
 from tests.proof.simulation.tasks.signals.jobs.mutants import MUTANTS as JOB_MUTANTS
 from tests.proof.simulation.tasks.signals.mutants import MUTANTS as SIGNAL_MUTANTS
 from tests.proof.simulation.tasks.signals.rules.mutants import MUTANTS as RULE_MUTANTS
+from tests.proof.simulation.tasks.signals.runs.mutants import MUTANTS as RUN_MUTANTS
 
 _ROW = re.compile(r"\| ([\d,]+) to ([\d,]+) \| ([\d,]+) \| (\d+) \| ([^|]+) \| `([^`]+)` \|")
 
@@ -53,9 +54,11 @@ start, restart and stop, about signals, the ends of other tasks and the time, wi
 users start, stop and clear these tasks, pause their DAG and end its runs. In a third of the seeds there is one with
 tasks whose [operators decide](signals.md#deciding-in-code), sometimes slowly, or after errors and deaths of the process
 that they are asked in; with [endless tasks](signals.md#endless-jobs), which lose workers and supervisors, and fail by
-themselves; and with tasks that the time starts. The limits of the log are low, so that versions are trimmed, and looks
-and pages end in the middle. The checker holds I25 and I28 to I30 against the rows of every transaction. Written by
-`make simulate SEEDS=N ARGS="--signals --proof"`.
+themselves; and with tasks that the time starts. In half of the seeds from 5,500 on there is one that has [runs for
+signals](signals.md#runs-for-signals), by each contract: some users send with a run unless one is open, rules go on from
+the run before, the DAG is paused and may have one run or many, and `end_on` ends some of them. The limits of the log
+are low, so that versions are trimmed, and looks and pages end in the middle. The checker holds I25, I28 to I30 and I32
+against the rows of every transaction. Written by `make simulate SEEDS=N ARGS="--signals --proof"`.
 """
 MUTANTS_INTRODUCTION = """\
 Each breaks one promise by a small patch of the real code or of its tables. It has to be found among so many random
@@ -87,7 +90,7 @@ SECTIONS: Mapping[FamilyName, Section] = {
         "simulation of signals",
         "## Simulation of signals",
         OF_SIGNALS,
-        SIGNAL_MUTANTS | RULE_MUTANTS | JOB_MUTANTS,
+        SIGNAL_MUTANTS | RULE_MUTANTS | JOB_MUTANTS | RUN_MUTANTS,
     ),
 }
 

@@ -9,7 +9,7 @@ from tests.proof.simulation.proof import SECTIONS
 
 pytestmark = pytest.mark.campaign
 
-MUTANTS_MIN: dict[FamilyName, int] = {"pair": 15, "tasks": 20, "groups": 8, "signals": 56}
+MUTANTS_MIN: dict[FamilyName, int] = {"pair": 15, "tasks": 20, "groups": 8, "signals": 72}
 ALL = [(name, mutant) for name, section in SECTIONS.items() for mutant in section.mutants]
 
 

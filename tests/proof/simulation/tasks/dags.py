@@ -230,7 +230,9 @@ def operator_of(plan: Task, name: str = "", dag: DAG | None = None) -> Simulated
 
 def spec_of(plan: Dag, without: str = "") -> DagSpec:
     """Return the DAG as its file says it, maybe without one of its tasks."""
-    dag = DAG(plan.name, max_active_runs=plan.max_active_runs)
+    schedule = None if plan.runs_on is None else plan.runs_on.schedule()
+    end_on = [rule.on() for rule in plan.end_on]
+    dag = DAG(plan.name, max_active_runs=plan.max_active_runs, schedule=schedule, end_on=end_on)
     operators = {task.name: operator_of(task, dag=dag) for task in plan.tasks if task.name != without}
     for task in plan.tasks:
         for above in task.upstream:

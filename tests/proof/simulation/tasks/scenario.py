@@ -24,7 +24,8 @@ from tests.proof.simulation.tasks.faults import (
 from tests.proof.simulation.tasks.maps import plans as map_plans
 from tests.proof.simulation.tasks.maps.plans import Emits, Mapped, task_of
 from tests.proof.simulation.tasks.signals.plans import OfSignals, Sensor
-from tests.proof.simulation.tasks.signals.rules.plans import Ruled
+from tests.proof.simulation.tasks.signals.rules.plans import Rule, Ruled
+from tests.proof.simulation.tasks.signals.runs.plans import RunsOn
 from tests.proof.simulation.tasks.streams import plans
 from tests.proof.simulation.tasks.streams.plans import Stream, Trouble
 
@@ -125,12 +126,14 @@ class Task(Part, frozen=True):
 
 
 class Dag(Part, frozen=True):
-    """One DAG, with its runs: when each of them is asked for."""
+    """One DAG, with its runs: when each of them is asked for; it may have others by signals, which may end them."""
 
     name: str
     tasks: tuple[Task, ...]
     runs_at: tuple[float, ...]
     max_active_runs: int = 16
+    runs_on: RunsOn | None = None
+    end_on: tuple[Rule, ...] = ()
 
     def task(self, name: str) -> Task:
         """Return a task."""

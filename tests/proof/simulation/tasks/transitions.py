@@ -19,6 +19,8 @@ OF_STEP = {
 }
 OF_ALL = {
     "create_run": {("", "none")},
+    "create_event_runs": {("", "none")},
+    "a user": {("", "none")},  # with the signals that it sends
     "plan": {
         *(("none", to) for to in ("scheduled", "upstream_failed", "skipped", "deferred")),
         *((state, "removed") for state in ("none", "scheduled", "deferred", "up_for_retry")),

@@ -414,10 +414,14 @@ class TaskWorld(World):
     def _is_at_rest(self) -> bool:
         return (
             self.reader.is_at_rest
-            and self.reader.runs == sum(len(dag.runs_at) for dag in self.scenario.dags)
+            and self._has_all_runs()
             and not self._acting
             and (not self.scenario.faults or trio.current_time() > scenario.FAULTS_UNTIL_S + 0.5)
         )
+
+    def _has_all_runs(self) -> bool:
+        """Whether no more runs are to come."""
+        return self.reader.runs == sum(len(dag.runs_at) for dag in self.scenario.dags)
 
 
 def run(plan: TaskScenario) -> list[Record]:

@@ -12,7 +12,6 @@ from tests.proof.simulation.tasks.faults import Act, Edit, FailAtVerb
 from tests.proof.simulation.tasks.scenario import Dag, Leg, Task, Wait
 from tests.proof.simulation.tasks.signals import records, world
 from tests.proof.simulation.tasks.signals.drawing import SignalScenario
-from tests.proof.simulation.tasks.signals.jobs.checker import check
 from tests.proof.simulation.tasks.signals.plans import (
     Cleans,
     Limits,
@@ -24,6 +23,7 @@ from tests.proof.simulation.tasks.signals.plans import (
     UserSends,
     Watcher,
 )
+from tests.proof.simulation.tasks.signals.runs.checker import check
 
 KEY = "k"
 RUN_AT = 0.5

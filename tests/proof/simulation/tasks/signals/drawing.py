@@ -34,6 +34,7 @@ from tests.proof.simulation.tasks.signals.plans import (
     Watcher,
 )
 from tests.proof.simulation.tasks.signals.rules import drawing as rules
+from tests.proof.simulation.tasks.signals.runs import drawing as runs
 from tests.proof.simulation.tasks.streams.plans import Trouble
 
 from headgate.protocol import marks
@@ -79,18 +80,18 @@ def draw(seed: int) -> SignalScenario:
     watchers = tuple(_watcher(rng, name) for name in ("w1", "w2")[: rng.choice((0, 1, 1, 2))])
     faults = () if is_calm else _draw_faults(random.Random(f"{seed}/faults of signals"), dags)
     # From generators of their own: a seed without rules means what it meant before there were any.
-    of_rules, of_jobs = rules.draw(seed, is_calm=is_calm), jobs.draw(seed, is_calm=is_calm)
+    parts = [part.draw(seed, is_calm=is_calm) for part in (rules, jobs, runs)]
     return SignalScenario(
         seed,
         topology,
-        faults=faults + of_rules.faults + of_jobs.faults,
-        dags=dags + of_rules.dags + of_jobs.dags,
+        faults=faults + tuple(fault for part in parts for fault in part.faults),
+        dags=dags + tuple(dag for part in parts for dag in part.dags),
         workers=rng.choice((2, 4, 4)),
         endless_workers=jobs.ENDLESS_WORKERS,
         peers=rng.random() < 0.3,
         pool_slots=8,
         watchers=watchers,
-        users=_users(rng, dags, watchers) + of_rules.users + of_jobs.users,
+        users=_users(rng, dags, watchers) + tuple(user for part in parts for user in part.users),
         limits=Limits(
             kept=rng.choice((8, 8, 10_000)),
             page=rng.choice((1, 2, 20)),

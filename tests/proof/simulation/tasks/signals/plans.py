@@ -7,6 +7,7 @@ import json
 from tests.proof.simulation.scenario import Part
 from tests.proof.simulation.tasks.records import SaidSignal
 from tests.proof.simulation.tasks.signals.rules.plans import Asks, EndsRun, Ruled
+from tests.proof.simulation.tasks.signals.runs.plans import EndsAll
 
 from headgate.protocol.messages.signals import SignalSend, Since
 from headgate.signals import SignalService
@@ -74,13 +75,14 @@ class OfSignals(Part, frozen=True):
 class UserSends(Part, frozen=True):
     """A user sends these in one transaction at ``at``; ``unsure`` times without hearing of it, and then once more.
 
-    ``run``: those that say so are for this run alone.
+    ``run``: those that say so are for this run alone. ``start``: with a run of this DAG, unless one is open.
     """
 
     at: float
     sends: tuple[Send, ...]
     run: str = ""
     unsure: int = 0
+    start: str = ""
 
 
 class UserPuts(Part, frozen=True):
@@ -104,7 +106,7 @@ class Cleans(Part, frozen=True):
     older_than_s: float
 
 
-UserAct = UserSends | UserPuts | Forgets | Cleans | Asks | EndsRun
+UserAct = UserSends | UserPuts | Forgets | Cleans | Asks | EndsRun | EndsAll
 
 
 class Watcher(Part, frozen=True):

@@ -201,3 +201,59 @@ class WorkerGone(Record, frozen=True, gc=False):
     """The worker of an endless task does nothing more for the step with this token."""
 
     token: str
+
+
+class RunSignal(Record, frozen=True, gc=False):
+    """A signal that has met a rule of a DAG is kept for its runs, in the row ``number``; or that has changed.
+
+    Without a ``run`` it waits; ``is_gone``: the row is not there any more. ``value`` is the text of its JSON.
+    """
+
+    by: str
+    number: int
+    dag: str
+    rule: str
+    key: str
+    version: int
+    value: str
+    run: str
+    is_superseded: bool
+    is_gone: bool
+
+
+class RunToEnd(Record, frozen=True, gc=False):
+    """A run is to end, or is not any more."""
+
+    by: str
+    run: str
+    is_ending: bool
+
+
+class EndMet(Record, frozen=True, gc=False):
+    """A version has met the rule about ``key`` that ends a run, and has not acted yet; 0: it has, or is forgotten."""
+
+    by: str
+    run: str
+    key: str
+    version: int
+
+
+class RuleMade(Record, frozen=True, gc=False):
+    """A run has a rule of a task."""
+
+    by: str
+    task: str
+    rule: str
+
+
+class Starting(Record, frozen=True, gc=False):
+    """A user sends signals with a run of this DAG unless one is open; without a DAG, nobody does any more."""
+
+    dag: str
+
+
+class Started(Record, frozen=True, gc=False):
+    """The user was told of the run that was started; empty: none."""
+
+    dag: str
+    run: str

@@ -5,7 +5,7 @@ and the triggers of watchers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,6 +18,8 @@ from tests.proof.simulation.tasks.signals import records
 from tests.proof.simulation.tasks.signals.jobs.reading import JobReader
 from tests.proof.simulation.tasks.signals.plans import Listens, OfSignals, Send, Watcher, said_of
 from tests.proof.simulation.tasks.signals.rehearsal import Rehearsal
+from tests.proof.simulation.tasks.signals.runs.plans import RunsOn
+from tests.proof.simulation.tasks.signals.runs.reading import RunReader, has_runs_to_come, open_runs
 from tests.proof.simulation.triggers import in_runner
 
 from headgate.child.queries import QueryFailed
@@ -48,7 +50,7 @@ class SignalReader(TaskReader):
         self._last_signal = 0
         self._starts: dict[int, list[tuple[Any, ...]]] = {}  # of tasks with rules
         self._met: set[tuple[int, str, int]] = set()
-        self._jobs = JobReader()
+        self._jobs, self._of_runs = JobReader(), RunReader()
         self.said = ""  # the token of the step for which the verb is carried out
 
     def _first(self, now: float, by: str) -> list[Any]:
@@ -70,7 +72,17 @@ class SignalReader(TaskReader):
             if dropped := set(before) - set(kept.get(key, ())):
                 found.append(records.SignalsDropped(now, by, key, tuple(sorted(dropped))))
                 self._kept[key] = tuple(kept.get(key, ()))
-        return found + self._jobs.changes(self._connection, self.names, now, by) + self._rule_moves(now, by)
+        for reader in (self._of_runs, self._jobs):
+            found += reader.changes(self._connection, self.names, now, by)
+        return found + self._rule_moves(now, by)
+
+    def has_runs_to_come(self, dags: Mapping[str, RunsOn]) -> bool:
+        """Whether signals that were sent are to make runs of these DAGs."""
+        return has_runs_to_come(self._connection, dags)
+
+    def open_runs(self, dag: str) -> list[str]:
+        """Return the runs of a DAG that have not ended."""
+        return open_runs(self._connection, dag)
 
     def _rule_moves(self, now: float, by: str) -> list[Any]:
         starts: dict[int, list[tuple[Any, ...]]] = {}
@@ -101,13 +113,16 @@ _STARTS = """
 SELECT task_instance_id, rule, coalesce(start_version, 0), coalesce(previous_version, 0) FROM signal_wait
 WHERE start_version IS NOT NULL OR previous_version IS NOT NULL ORDER BY id
 """
-_MET = "SELECT task_instance_id, rule, met_version FROM signal_wait WHERE met_version IS NOT NULL AND rule IS NOT NULL"
+_MET = """
+SELECT task_instance_id, rule, met_version FROM signal_wait
+WHERE met_version IS NOT NULL AND task_instance_id IS NOT NULL
+"""
 
 
 class SignalStore(TaskFailingStore):
     """The store with its part for signals."""
 
-    reads = READS - {"consider_signals"} | {"hear", "page", "version"}
+    reads = READS - {"consider_signals", "create_event_runs"} | {"hear", "page", "version"}
 
     def __init__(self, world: SignalWorld, supervisor: SupervisorProcess) -> None:
         super().__init__(world, supervisor)
@@ -128,7 +143,8 @@ class SignalStore(TaskFailingStore):
             self._reader.said = ""
 
     def _wrote(self, epoch: int, verb: str) -> None:
-        if verb not in ("consider_signals", "ask") or self._reader.has_changed():  # there may be nothing to do
+        is_maybe_idle = verb in ("consider_signals", "ask", "create_event_runs")
+        if not is_maybe_idle or self._reader.has_changed():  # there may be nothing to do
             super()._wrote(epoch, verb)
 
 

@@ -19,6 +19,7 @@ from tests.proof.simulation.processes import Died, SupervisorProcess
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.tasks import database
 from tests.proof.simulation.tasks.records import SaidSignal
+from tests.proof.simulation.tasks.scenario import run_name
 from tests.proof.simulation.tasks.signals import records
 from tests.proof.simulation.tasks.signals.drawing import SignalScenario
 from tests.proof.simulation.tasks.signals.jobs.deciding import SimulatedDecider
@@ -33,6 +34,7 @@ from tests.proof.simulation.tasks.signals.plans import (
 )
 from tests.proof.simulation.tasks.signals.rehearsal import Clock
 from tests.proof.simulation.tasks.signals.rules.plans import Asks, EndsRun
+from tests.proof.simulation.tasks.signals.runs.plans import EndsAll
 from tests.proof.simulation.tasks.signals.surroundings import CLASSPATH, SignalExecutor, SignalReader, SignalStore
 from tests.proof.simulation.tasks.world import TaskSupervisor, TaskWorld, tokens_counted
 from tests.proof.simulation.world import run_world
@@ -45,11 +47,13 @@ from headgate.store import store
 from headgate.store.errors import NoSuchRow, SignalKeyInUse, ValueRefused
 from headgate.store.scheduling import considering
 from headgate.store.signals import feeds, reading, sending
+from headgate.store.tasks import dags
 from headgate.supervisor.executors.deciders import Deciders
 from headgate.supervisor.tasks import decisions
 
 UNSURE_S = 0.2  # until a user who has not heard of a send sends again
 DEAD_S = 0.3  # until a user begins anew whose process was killed
+ENDS_EVERY_S = 1.5  # of a user who ends all runs of a DAG
 
 
 class SignalSupervisor(TaskSupervisor):
@@ -104,16 +108,27 @@ class SignalWorld(TaskWorld):
         fired = [self.reader.events_of(self._watchers[one.name]) >= one.count for one in self.scenario.watchers]
         return not self._users and all(fired) and super()._is_at_rest()
 
+    def _has_all_runs(self) -> bool:
+        wanted = {run_name(dag.name, one + 1) for dag in self.scenario.dags for one in range(len(dag.runs_at))}
+        return wanted <= self.reader.run_names and not self._has_runs_to_come()
+
+    def _has_runs_to_come(self) -> bool:
+        dags = {dag.name: dag.runs_on for dag in self.scenario.dags if dag.runs_on is not None}
+        return self.reader.has_runs_to_come(dags)
+
     # --- users ------------------------------------------------------------------------------------
 
     async def _employ_user(self, act: UserAct) -> None:
         await trio.sleep_until(act.at)
+        if isinstance(act, EndsAll):
+            await self._end_all(act.dag)
         left = act.unsure + 1 if isinstance(act, UserSends) else 1
         while left:
             try:
                 self._do_act(act, is_heard=left == 1)
             except Died:
                 self.see(A_USER)  # if it was committed
+                self._note_starting(act, is_over=True)
                 await trio.sleep(DEAD_S)
                 continue
             left -= 1
@@ -131,6 +146,8 @@ class SignalWorld(TaskWorld):
                     self._store.put_event(act.watcher, encode_value({"watcher": act.watcher, "number": -1}, where=""))
                 case Forgets():
                     self._tend(f"forgets {act.key}", lambda: self._store.signals.forget(act.key))
+                case EndsAll():
+                    pass  # they have ended
                 case Asks():
                     self._ask(act)
                 case EndsRun():
@@ -142,6 +159,16 @@ class SignalWorld(TaskWorld):
         finally:
             self.verb = ("", ())
         self.see(A_USER)
+
+    async def _end_all(self, dag: str) -> None:
+        while self.reader.open_runs(dag) or self._has_runs_to_come():
+            for run in self.reader.open_runs(dag):
+                self._do_act(EndsRun(trio.current_time(), run), is_heard=True)
+            await trio.sleep(ENDS_EVERY_S)
+
+    def _note_starting(self, act: UserAct, *, is_over: bool = False) -> None:
+        if isinstance(act, UserSends) and act.start:
+            self.note(records.Starting(trio.current_time(), "" if is_over else act.start))
 
     def _tend(self, what: str, do: Callable[[], object]) -> None:
         try:
@@ -175,8 +202,16 @@ class SignalWorld(TaskWorld):
             for one in act.sends
         )
         self.note(records.Sends(trio.current_time(), A_USER, said, act.run))
-        sent = self._client.send_signals(sends)
+        self._note_starting(act)
+        started: str | None = None
+        if act.start:
+            sent, started = self._client.send_and_start(act.start, sends)
+        else:
+            sent = self._client.send_signals(sends)
         self.see(A_USER)
+        self._note_starting(act, is_over=True)
+        if act.start:
+            self.note(records.Started(trio.current_time(), act.start, f"{act.start}/{started}" if started else ""))
         for one, became in zip(act.sends, sent, strict=True) if is_heard else ():
             self.note(records.Sent(trio.current_time(), A_USER, one.key, one.dedup, became.version, became.is_new))
 
@@ -186,7 +221,7 @@ def _patched(plan: SignalScenario) -> Generator[None]:
     """Have the log's limits be those of the plan, and all that is random or the time be the same each time."""
     limits, ids = plan.limits, itertools.count(1)
     with ExitStack() as stack:
-        for module in (outgoing, feeds, client_signals, store):
+        for module in (outgoing, feeds, client_signals, store, dags):
             stack.enter_context(patch.object(module, "uuid4", lambda: UUID(int=next(ids))))
         stack.enter_context(patch.object(decisions, "uuid", SimpleNamespace(uuid4=lambda: UUID(int=next(ids)))))
         stack.enter_context(patch.object(listening, "time", Clock))

@@ -148,9 +148,9 @@ class RuleChecker(SignalChecker):
             for rule in book.ruled.rules:
                 if not rule.key:
                     continue
-                log = self._log(rule.key)
-                self._starts[run, rule.key] = book.started[rule.name] = log.last
-                before = [one for one in log.kept(0, log.last, run) if rule.since == "latest"]
+                log, last = self._log(rule.key), self._newest_before(run, rule.key)
+                self._starts[run, rule.key] = book.started[rule.name] = last
+                before = [one for one in log.kept(0, last, run) if rule.since == "latest"]
                 if before:
                     book.started[rule.name] = before[-1].version - 1
                     if book.takes(rule, before[-1]):
@@ -158,6 +158,10 @@ class RuleChecker(SignalChecker):
                         is_due, action = self._is_calm, book.action(rule, before[-1].value)
                         at = self._asked_at(book, rule)
                         book.ask(Ask(self._number(), at, rule.name, action, before[-1].version, is_due))
+
+    def _newest_before(self, run: str, key: str) -> int:
+        """Return the newest version of a key that was sent before a run, which is new."""
+        return self._log(key).last
 
     def _books_of(self, run: str) -> list[RuleBook]:
         return [book for name, book in self._rule_books.items() if name.rpartition("/")[0] == run]
