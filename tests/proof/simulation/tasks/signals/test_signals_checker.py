@@ -17,11 +17,14 @@ from tests.proof.simulation.tasks.signals.jobs import drawing as jobs_drawing
 from tests.proof.simulation.tasks.signals.plans import Listens, OfSignals, Send, Sensor, UserSends, Watcher
 from tests.proof.simulation.tasks.signals.rules import drawing as rules_drawing
 from tests.proof.simulation.tasks.signals.rules.checker import check
+from tests.proof.simulation.tasks.signals.runs import drawing as runs_drawing
 
 from headgate.protocol.messages.rules import Action, Condition, Overlap, StoppedAs
+from headgate.protocol.messages.schedules import RunContract
+from headgate.protocol.messages.signals import Since
 
 SEEDS = 200
-OF_RULES = (rules_drawing.NAME, jobs_drawing.NAME)
+OF_RULES = (rules_drawing.NAME, jobs_drawing.NAME, runs_drawing.NAME)
 OF_SENDER = OfSignals(now=(Send(KEY, "1", "x1"),), with_outcome=((Send(KEY, "2"),),))
 OF_LISTENER = OfSignals(listens=Listens(KEY, after=0, most=3))
 TASKS = (
@@ -197,3 +200,14 @@ def test_seeds_draw_every_kind_of_sender_sensor_listener_and_act() -> None:
     assert any(watcher.sends for plan in drawn for watcher in plan.watchers)
     assert any(not plan.faults for plan in drawn)
     assert any(plan.peers for plan in drawn)
+
+
+def test_seeds_draw_every_kind_of_run_for_signals() -> None:
+    drawn = [drawing.draw(seed) for seed in range(SEEDS)]
+    dags = [dag for plan in drawn for dag in plan.dags if dag.name == runs_drawing.NAME]
+    assert {dag.runs_on.contract for dag in dags if dag.runs_on is not None} == set(get_args(RunContract))
+    assert {len(dag.end_on) for dag in dags} == {0, 1, 2}
+    assert min(dag.max_active_runs for dag in dags) == 1
+    rules = [rule for dag in dags for task in dag.tasks if task.ruled is not None for rule in task.ruled.rules]
+    assert {rule.since for rule in rules} == set(get_args(Since))
+    assert any(isinstance(act, UserSends) and act.start for plan in drawn for act in plan.users)
