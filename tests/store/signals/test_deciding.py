@@ -183,6 +183,20 @@ def test_a_run_does_not_end_over_signals_that_are_to_be_decided(jobs: Jobs) -> N
     assert (jobs.run_state(), jobs.state()) == ("success", S.SKIPPED)
 
 
+def test_a_run_ends_when_what_was_passed_over_is_answered(jobs: Jobs, clock: Clock) -> None:
+    jobs.send("drift", 1)
+    question = ask(jobs)
+    clock.advance(1)
+    jobs.store.signals.ask(jobs.id(), "STOP")
+    jobs.settle()
+    jobs.end_plain()
+    assert jobs.run_state() == "running", "the question is open"
+    assert answer(jobs, question, ["START"]) is None
+    assert ask(jobs) is None
+    jobs.settle()
+    assert (jobs.run_state(), jobs.state()) == ("success", S.SKIPPED)
+
+
 def test_a_supervisor_asks_what_another_does_not_ask_any_more(jobs: Jobs) -> None:
     other = jobs.tasks.register()
     jobs.send("drift", 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.store import ends
 from tests.store.harness import Clock, OpenStore, Query
 from tests.store.signals.rules_harness import GO, HALT, PLAIN, Jobs, ruled
 from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import S, clear
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.maps import MapSpec, Values
 from headgate.protocol.messages.rules import SignalRule, TaskRule
 from headgate.store.ids import DagRunId
 from headgate.store.scheduling import considering, planning
@@ -102,6 +104,33 @@ def test_what_ended_before_a_run_goes_on_meets_no_rule(store: Store, query: Quer
     clear(jobs.store, jobs.tasks.run, "plain")
     jobs.settle()
     assert jobs.states() == {"job": S.SKIPPED, "follows": S.SKIPPED, "plain": S.SCHEDULED}
+
+
+def test_an_end_that_is_noticed_late_is_before_what_was_sent_after_it(old: Store, query: Query, clock: Clock) -> None:
+    """Nobody evaluates the run for a while: the signal starts the task again that the end has stopped."""
+    watched = ruled(TaskRule("plain", "success", "STOP"), SignalRule("again", action="RESTART"), name="watched")
+    jobs = Jobs(old, query, PLAIN, watched)
+    (plain,) = jobs.tasks.dispatch()
+    assert ends.succeed(old.tasks, jobs.tasks.epoch, plain.id, plain.token)
+    clock.advance(1)
+    old.signals.send([new("again", 1)])
+    clock.advance(1)
+    jobs.settle()
+    assert (jobs.state("watched"), jobs.signals("watched")[0]) == (S.SCHEDULED, [("again", 1)])
+
+
+def test_a_mapped_task_ends_with_the_last_of_its_instances(old: Store, query: Query, clock: Clock) -> None:
+    mapped = TaskSpec("plain", "Op", map=MapSpec(Values(2)))
+    watched = ruled(TaskRule("plain", "success", "STOP"), SignalRule("again", action="RESTART"), name="watched")
+    jobs = Jobs(old, query, mapped, watched)
+    first, last = jobs.tasks.dispatch()
+    assert ends.succeed(old.tasks, jobs.tasks.epoch, first.id, first.token)
+    clock.advance(1)
+    old.signals.send([new("again", 1)])
+    clock.advance(1)
+    assert ends.succeed(old.tasks, jobs.tasks.epoch, last.id, last.token)
+    jobs.settle()
+    assert jobs.state("watched") is S.SKIPPED, "the end came after the signal"
 
 
 def test_a_signal_counts_that_is_sent_before_a_run_that_goes_on_was_looked_at(jobs: Jobs) -> None:

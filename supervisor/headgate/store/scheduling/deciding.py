@@ -176,8 +176,7 @@ def _question(tx: LeasedTx, instance: TaskInstanceId) -> Question | None:
     found = [_fitting(tx, row) for row in rows]
     for row, fitting in zip(rows, found, strict=True):
         if not fitting:  # it was passed over, or cleaned away
-            again = update(signal_wait).where(_W.id == row.id)
-            tx.connection.execute(again.values(is_fresh=True, ask_at=null(), asked_by=null(), asked_tries=0))
+            _ask_no_more(tx, row)
     signals = _some(heapq.merge(*found, key=lambda one: (one.at, one.id)), 1 if _takes_each(rows) else DECIDED_MAX)
     if not signals:
         return None
@@ -187,6 +186,13 @@ def _question(tx: LeasedTx, instance: TaskInstanceId) -> Question | None:
     name = TryName(of.name, of.run_id, of.task_id, max(1, of.try_number))
     places = {row.id: row.seen_version for row in rows if row.id in asked}
     return Question(instance, name, of.file or "", tuple(signals), places)
+
+
+def _ask_no_more(tx: Tx, row: Any) -> None:
+    """Have a rule be held against what comes next: there is nothing to be asked. Its run may have waited for that."""
+    again = update(signal_wait).where(_W.id == row.id)
+    tx.connection.execute(again.values(is_fresh=True, ask_at=null(), asked_by=null(), asked_tries=0))
+    tx.mark_run_dirty(row.dag_run_id)
 
 
 def _takes_each(rows: Sequence[Any]) -> bool:

@@ -7,9 +7,10 @@ in which it acts: so it acts once, and is not lost if the supervisor dies before
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import and_, func, literal_column, or_, select
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskSpec, TaskState
@@ -90,7 +91,7 @@ def note_ends(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) ->
         elif number > row.seen_version:
             fits = state is not TaskState.REMOVED and rule.state in (None, state.value)
             if fits:
-                subscriptions.meet_by_end(tx, row, number, state)
+                subscriptions.meet_by_end(tx, row, number, state, _ended_at(tx, seen, rule.task_id))
             else:
                 subscriptions.see_end(tx, row, number)
             has_noted = True
@@ -236,6 +237,19 @@ def _is_resumed(tx: Tx, task: LockedTask) -> bool:
     if task.state is not TaskState.SCHEDULED:
         return False
     return tx.connection.execute(select(_C.next_method).where(_C.id == task.id)).scalar_one() is not None
+
+
+def _ended_at(tx: Tx, seen: RunStates, task_id: str) -> datetime:
+    """Return when a task has ended; a mapped one ends with the last of its instances.
+
+    Its end may be noticed much later, if its supervisor has died, and counts among the signals as of this moment.
+    """
+    of_task = _C.id == seen.ids[task_id]
+    if task_id in seen.mapped:
+        instances = and_(_C.dag_run_id == seen.run, _C.task_id == task_id, _C.map_index >= literal_column("0"))
+        of_task = or_(of_task, instances)
+    ended_at = tx.connection.execute(select(func.max(_C.ended_at)).where(of_task)).scalar_one()
+    return tx.now if ended_at is None else ended_at
 
 
 def _tries(tx: Tx, instances: Collection[TaskInstanceId]) -> dict[TaskInstanceId, int]:

@@ -266,10 +266,10 @@ def see_end(tx: Tx, row: RuleRow, number: int) -> None:
     _SEE.run(tx.connection, of_id=row.id, seen_version=number)
 
 
-def meet_by_end(tx: Tx, row: RuleRow, number: int, state: TaskState) -> None:
-    """Record that the end ``number`` of a task, in this state, has met a rule about it."""
+def meet_by_end(tx: Tx, row: RuleRow, number: int, state: TaskState, ended_at: datetime) -> None:
+    """Record that the end ``number`` of a task, in this state and at this moment, has met a rule about it."""
     value = encode_value(state.value, where="the state of a task")
-    at = bound(tx.connection, tx.now)
+    at = bound(tx.connection, ended_at)
     _MEET.run(tx.connection, of_id=row.id, seen_version=number, met_version=number, met_value=value, met_at=at)
 
 

@@ -110,6 +110,11 @@ def a_stop_takes_back_what_is_being_decided() -> list[str]:
     return starts(0, deciding(seconds=1.0), (sends(1.0, "1"), Asks(1.5037, NAME, "STOP")))
 
 
+def a_run_ends_when_what_was_passed_over_is_answered() -> list[str]:
+    """A stop passes over what the code decides about; meanwhile all else ends, and the run waits for the answer."""
+    return starts(0, deciding(seconds=2.0), (sends(1.0, "1"), Asks(1.5037, NAME, "STOP")), main=main(1.5))
+
+
 def a_run_does_not_end_over_what_is_being_decided() -> list[str]:
     """All else ends while the code decides about a start."""
     return starts(1, deciding(seconds=1.5), (sends(1.2, "1"),), main=main(1.5))
@@ -186,6 +191,7 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "decided each": each_is_decided_for_itself,
     "one asks": one_supervisor_asks,
     "stopped while deciding": a_stop_takes_back_what_is_being_decided,
+    "over what was passed over": a_run_ends_when_what_was_passed_over_is_answered,
     "over a decision": a_run_does_not_end_over_what_is_being_decided,
     "ended while deciding": an_ended_run_decides_nothing,
     "moved": an_endless_task_is_moved,

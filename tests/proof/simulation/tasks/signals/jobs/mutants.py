@@ -97,6 +97,16 @@ def _a_run_ends_over_what_is_decided() -> Sequence[Patch]:
     return [(subscriptions, "is_asked", lambda tx, run: False)]
 
 
+def _what_was_passed_over_is_forgotten() -> Sequence[Patch]:
+    original: Any = deciding._ask_no_more
+
+    def ask_no_more(tx: Tx, row: Any) -> None:
+        original(tx, row)
+        tx.unmark_run_dirty(row.dag_run_id)
+
+    return [(deciding, "_ask_no_more", ask_no_more)]
+
+
 # --- endless tasks ---------------------------------------------------------------------------------
 
 
@@ -227,6 +237,12 @@ MUTANTS = {
         "a run ended too early",
         _a_run_ends_over_what_is_decided,
         directed="over a decision",
+    ),
+    "what-was-passed-over-is-forgotten": Mutant(
+        "a run that waits for an answer ends with it",
+        "stuck",
+        _what_was_passed_over_is_forgotten,
+        directed="over what was passed over",
     ),
     "a-lost-worker-costs-a-try": Mutant(
         "I30: a lost worker costs no try", "a move cost a try", _a_lost_worker_costs_a_try, 60

@@ -89,6 +89,14 @@ def a_start_is_taken_in_its_transaction() -> list[str]:
     return starts(1, ruled(START), (sends(2.0, "1"),), *kills)
 
 
+def the_end_of_a_task_counts_from_when_it_ended() -> list[str]:
+    """It is to stop the other one, the supervisor dies right behind it, and a start comes before there is another."""
+    task = ruled(Rule(ended=MAIN.name, action="STOP"), RESTART)
+    kill = KillAtVerb("succeed", 1, is_committed=True)
+    main = Task(MAIN.name, attempts=((Leg(seconds=1.0),),))
+    return starts(1, task, (sends(1.75, "1", key=OTHER),), kill, main=main)
+
+
 def a_met_rule_outlives_its_supervisor() -> list[str]:
     """The supervisor dies when it has held a rule against a signal, and has committed that."""
     return starts(1, ruled(START), (sends(1.5, "1"),), KillAtVerb("consider_signals", 1, is_committed=True))
@@ -321,6 +329,7 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "run to end": a_run_that_is_to_end_starts_nothing,
     "ended run": what_is_sent_to_an_ended_run_starts_nothing,
     "forgotten": a_key_may_be_forgotten_before_a_run_goes_on,
+    "end and dead": the_end_of_a_task_counts_from_when_it_ended,
     "by an end": the_end_of_a_task_starts_another_each_time,
     "by the time": the_time_starts_a_task_again_and_again,
 }

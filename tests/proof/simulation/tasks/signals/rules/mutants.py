@@ -14,7 +14,7 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.rules import Rules, rule_name
 from headgate.scheduling import signal_rules
 from headgate.store.db.transaction import Tx
-from headgate.store.scheduling import considering
+from headgate.store.scheduling import considering, rules
 from headgate.store.signals import subscriptions, waits
 from headgate.store.tables import signal_key, signal_wait
 from headgate.store.tasks import user_actions
@@ -59,6 +59,10 @@ def _a_start_takes_what_was_not_looked_at() -> Sequence[Patch]:
         tx.connection.execute(update(signal_wait).where(_W.id.in_([row.id for row in rows])).values(is_fresh=false()))
 
     return [(subscriptions, "start", start)]
+
+
+def _an_end_counts_when_it_is_noticed() -> Sequence[Patch]:
+    return [(rules, "_ended_at", lambda tx, seen, task_id: tx.now)]
 
 
 # --- what counts -----------------------------------------------------------------------------------
@@ -199,6 +203,12 @@ MUTANTS = {
     ),
     "a-stop-takes-back-nothing": Mutant(
         "a stop takes back the starts before it", "a start came back", _a_stop_takes_back_nothing, directed="taken back"
+    ),
+    "an-end-counts-when-it-is-noticed": Mutant(
+        "their order is that in which they came",
+        "a run ended too early",
+        _an_end_counts_when_it_is_noticed,
+        directed="end and dead",
     ),
     "since-the-rules-are-made": Mutant(
         "I29: from the creation of its run",
