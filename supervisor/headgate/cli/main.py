@@ -33,6 +33,7 @@ from headgate.cli.commands import (
     keys,
     metrics,
     runs,
+    service,
     signals,
     status,
     streams,
@@ -87,6 +88,7 @@ app.add_typer(events.triggerers_app, name="triggerers", rich_help_panel=usage.TR
 app.command("status", rich_help_panel=usage.MAINTAIN)(status.status)
 app.command("health", rich_help_panel=usage.MAINTAIN)(metrics.health)
 app.add_typer(metrics.app, name="metrics", rich_help_panel=usage.MAINTAIN)
+app.add_typer(service.app, name="service", rich_help_panel=usage.MAINTAIN)
 app.add_typer(database.app, name="db", rich_help_panel=usage.MAINTAIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=usage.MAINTAIN)
 app.add_typer(configuration.app, name="config", rich_help_panel=usage.MAINTAIN)

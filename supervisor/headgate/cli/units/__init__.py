@@ -1,0 +1,1 @@
+"""Files of systemd, which `headgate service install` fills in."""
