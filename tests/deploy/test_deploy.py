@@ -1,4 +1,4 @@
-"""The files of `deploy/` name only commands, settings, paths and ports that there are, as far as no engine is needed."""
+"""The files of `deploy/` name only commands, settings, paths and ports that there are; no engine runs them here."""
 
 from __future__ import annotations
 
