@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,9 @@ from headgate.cli.tables import print_table, shown
 if TYPE_CHECKING:
     from headgate.supervisor.metrics.address import Address
 
-app = typer.Typer(help="What supervisors measure, and alert rules for Prometheus.", no_args_is_help=True)
+app = typer.Typer(
+    help="What supervisors measure, alert rules for Prometheus, and dashboards for Grafana.", no_args_is_help=True
+)
 
 ANSWER_S_MAX = 8.0  # a supervisor answers within 5 s, whatever its loop does
 ANSWER_BYTES_MAX = 64 * 1024
@@ -41,6 +44,22 @@ def list_metrics(ctx: typer.Context, as_json: JsonOption = False) -> None:
 def print_rules(ctx: typer.Context) -> None:
     """Print alert rules for Prometheus, to be written into a file that its `rule_files` names."""
     typer.echo((resources.files("headgate.supervisor.metrics") / "rules.yml").read_text(), nl=False)
+
+
+@app.command("dashboards")
+def write_dashboards(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder to write them to; it is made if it does not exist.")
+    ],
+) -> None:
+    """Write dashboards for Grafana, one file each, over those that are there."""
+    from headgate.supervisor.metrics.dashboards import ALL, as_json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for dashboard in ALL:
+        path = folder / f"{dashboard.name}.json"
+        path.write_text(as_json(dashboard))
+        print(f"wrote {path}")
 
 
 def health(
