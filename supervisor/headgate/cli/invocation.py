@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import os
+import socket
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ from headgate.supervisor.config import Resolved, Settings, resolve_settings
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from headgate.store.db.audit import Actor
     from headgate.store.store import Store
 
 # A row that another process is changing is tried again; such a change takes milliseconds.
@@ -78,7 +82,7 @@ class Invocation:
 
     @contextlib.contextmanager
     def store(self) -> Generator[Store]:
-        """Open the store for one command.
+        """Open the store for one command: what it does is recorded under the name of the user of this process.
 
         Raises the errors of `engine`, and `UnusableKey` if this machine does not have the keys of the database.
         """
@@ -88,8 +92,23 @@ class Invocation:
         with self.engine() as engine:
             settings = self.resolve().settings
             secrets = open_secrets(engine, settings.home, settings.fernet_keys, makes_file=False)
-            with Store(engine, secrets=secrets) as store, _files_named_for_missing_dags(store):
+            with Store(engine, secrets=secrets, actor=_actor()) as store, _files_named_for_missing_dags(store):
                 yield store
+
+
+def _actor() -> Actor:
+    """Return the user of this process: whoever has the database's URL and the keys may do everything."""
+    from headgate.store.db.audit import Actor
+
+    return Actor(f"unix:{user_name()}@{socket.gethostname()}", "admin", "cli")
+
+
+def user_name() -> str:
+    """Return the user of this process, for the record of who did something."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may have no name for it
+        return f"uid {os.getuid()}"
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from headgate.cli import usage
 from headgate.cli.commands import (
+    audit,
     brokers,
     configuration,
     dags,
@@ -90,6 +91,7 @@ app.command("health", rich_help_panel=usage.MAINTAIN)(metrics.health)
 app.add_typer(metrics.app, name="metrics", rich_help_panel=usage.MAINTAIN)
 app.add_typer(service.app, name="service", rich_help_panel=usage.MAINTAIN)
 app.add_typer(database.app, name="db", rich_help_panel=usage.MAINTAIN)
+app.add_typer(audit.app, name="audit", rich_help_panel=usage.MAINTAIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=usage.MAINTAIN)
 app.add_typer(configuration.app, name="config", rich_help_panel=usage.MAINTAIN)
 app.add_typer(frames.app, name="frames", rich_help_panel=usage.MAINTAIN)

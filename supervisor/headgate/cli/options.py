@@ -1,10 +1,8 @@
-"""What users write on command lines: names of tasks, spans of time, moments, JSON objects; and who the user is."""
+"""What users write on command lines: names of tasks, spans of time, moments, JSON objects."""
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import datetime
@@ -52,14 +50,6 @@ def _as_usage(option: str) -> Generator[None]:
         yield
     except ValueError as error:
         raise CommandError(f"{option}: {error}", exit_code=2) from error
-
-
-def user_name() -> str:
-    """Return the user of this process, for the record of who did something."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container may have no name for it
-        return f"uid {os.getuid()}"
 
 
 def json_value(text: str, option: str) -> Any:

@@ -33,6 +33,7 @@ from typing import Literal, NamedTuple, get_args
 from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
 
 from headgate.store.consuming import consumers
+from headgate.store.db.audit import Detail
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs
 from headgate.store.removal.runs import CLEAN_ROWS_MAX as CLEAN_ROWS_MAX
@@ -42,6 +43,7 @@ from headgate.store.signals import conditions
 from headgate.store.tables import (
     asset_subscription,
     asset_watcher,
+    audit,
     consumer_letter,
     dag,
     dag_run,
@@ -71,6 +73,7 @@ CLEAN_AGE_MIN_S = 3600.0
 # A supervisor may not know the outcome of commits that it made up to this long before it last renewed its lease: far
 # more than the waits between its tries. It is fenced if its silence is longer than the age of deleted rows minus this.
 IN_DOUBT_MAX_S = 900.0
+AUDIT_AGE_MIN_S = 400 * 86_400.0  # a year and a month: younger rows of the audit stay, whatever else is deleted
 
 Kind = Literal[
     "runs",
@@ -85,6 +88,7 @@ Kind = Literal[
     "open_dead_letters",
     "consumer_letters",
     "signals",
+    "audit",
 ]
 # In this order, because rows of an earlier kind may refer to rows of a later one.
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -289,6 +293,10 @@ def _remove_signals(tx: Tx, ids: Sequence[int]) -> Cleaned:
     return Cleaned({"signal": delete_rows(tx, signal, signal.c.id, ids)}, ids[-1])
 
 
+def _remove_audit(tx: Tx, ids: Sequence[int]) -> Cleaned:
+    return Cleaned({"audit": delete_rows(tx, audit, audit.c.id, ids)}, ids[-1])
+
+
 class _Rows(NamedTuple):
     """The table of a kind, the column with the age of a row, the condition to delete it, and the deletion."""
 
@@ -312,6 +320,7 @@ _KINDS: dict[Kind, _Rows] = {  # and strikes, which have no ids
         consumer_letter, consumer_letter.c.set_aside_at, _old_consumer_letters, _remove_consumer_letters
     ),
     "signals": _Rows(signal, signal.c.sent_at, conditions.is_old, _remove_signals),
+    "audit": _Rows(audit, audit.c.at, lambda before: audit.c.at < before, _remove_audit),
 }
 
 
@@ -343,27 +352,35 @@ class CleaningVerbs(Verbs):
         are not counted then.
         """
         silence_max_s = max(older_than_s, CLEAN_AGE_MIN_S) - IN_DOUBT_MAX_S
+        told: Detail = {"older_than_s": older_than_s, "kinds": list(kinds)}
         with self._trying(is_tried_only) as tx:
             fenced = leases.fence_silent(tx, silence_max_s)
+            tx.act("db clean", "old rows", before=told, counts={"fenced": len(fenced)})
             if fenced:
                 tx.notify()
         if fenced:
             yield "triggerers", Cleaned({}, 0, fenced=tuple(fenced))
-        before = tx.now - timedelta(seconds=older_than_s)
+        now = tx.now
         for kind in kinds:
+            age_s = max(older_than_s, AUDIT_AGE_MIN_S) if kind == "audit" else older_than_s
+            before = now - timedelta(seconds=age_s)
             after_id: int | None = 0
             while after_id is not None:
                 with self._trying(is_tried_only) as tx:
                     cleaned = clean_batch(
                         tx, kind, before, after_id=after_id, rows_max=rows_max, is_tried_only=is_tried_only
                     )
+                    if cleaned.rows:
+                        tx.act("db clean", "old rows", before=told, counts=cleaned.rows)
+                    else:
+                        tx.act_nothing()
                 yield kind, cleaned
                 after_id = cleaned.next_id
 
     @contextmanager
     def _trying(self, is_tried_only: bool) -> Generator[Tx]:
         try:
-            with self.database.writing() as tx:
+            with self.database.acting() as tx:
                 yield tx
                 if is_tried_only:
                     raise _RollBack

@@ -14,7 +14,7 @@ A rotation has three steps, each of which may be repeated after a kill:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from headgate.store.db import schema
 from headgate.store.db.engine import READS_ONLY
 from headgate.store.db.secrets import Secrets, wrong_keys
 from headgate.store.db.transaction import Tx, lock_primary_key, read_clock
-from headgate.store.db.verbs import Verbs, writing
+from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import BadKey, NoKeyFile, UnusableKey
 from headgate.store.tables import connection as connection_table
 from headgate.store.tables import encryption_key, task_instance, task_stream, trigger, variable
@@ -146,9 +146,11 @@ class KeyVerbs(Verbs):
 
     def add(self) -> str:
         """Put a new key into the key file of this machine; return its fingerprint. Raises `UnusableKey`."""
-        with schema.exclusively(self.database.engine):  # no other process changes the file meanwhile
+        with schema.exclusively(self.database.engine) as connection:  # no other process changes the file meanwhile
             self.database.secrets.read_again()
-            return self.database.secrets.add_key()
+            new = self.database.secrets.add_key()
+            self.database.act_beside(connection, "keys add", f"key {new}")
+            return new
 
     def begin_rotation(self, *, makes_key: bool) -> str:
         """Make the first key of this machine that the database does not know the primary one; return its fingerprint.
@@ -172,9 +174,10 @@ class KeyVerbs(Verbs):
             # This waits for the transactions that hold the row of the old key, and those that wait for it see the new.
             connection.execute(update(encryption_key).where(_K.superseded_at.is_(None)).values(superseded_at=now))
             connection.execute(insert(encryption_key).values(fingerprint=new, created_date=now))
+            self.database.act_beside(connection, "keys rotate", f"key {new}", after={"state": "primary"})
             return new
 
-    @writing
+    @acting
     def encrypt_again(self, tx: Tx, name: str, after_id: int, *, rows_max: int = BATCH_ROWS) -> Batch:
         """Rewrite the values of one column of `ENCRYPTED` that are not under the primary key, beginning after an id."""
         column = ENCRYPTED[name]
@@ -183,6 +186,7 @@ class KeyVerbs(Verbs):
             select(key, column).where(key > after_id, column.is_not(None)).order_by(key).limit(rows_max)
         ).all()
         if not rows:
+            tx.act_nothing()
             return Batch(None)
         primary = lock_primary_key(tx.connection)
         stale: dict[int, tuple[str, bytes]] = {}
@@ -203,15 +207,17 @@ class KeyVerbs(Verbs):
             as_read = (key == number, column == token)
             change = update(column.table).where(*as_read).values({column.name: tx.secrets.encrypt(data, primary)})
             rewritten += tx.connection.execute(change).rowcount
+        _tell_rotation(tx, primary, {"rewritten": rewritten})
         return Batch(int(rows[-1][0]), rewritten, len(stale) - rewritten, unreadable)
 
-    @writing
+    @acting
     def retire(self, tx: Tx, primary: str) -> list[str] | None:
         """Mark the superseded keys as retired; return their fingerprints. All values must be under ``primary``.
 
         Return None if it is not the primary key any more: another rotation has begun.
         """
         if lock_primary_key(tx.connection) != primary:
+            tx.act_nothing()
             return None
         retired = (
             update(encryption_key)
@@ -219,4 +225,14 @@ class KeyVerbs(Verbs):
             .values(retired_at=tx.now)
             .returning(_K.fingerprint)
         )
-        return sorted(tx.connection.execute(retired).scalars())
+        gone = sorted(tx.connection.execute(retired).scalars())
+        _tell_rotation(tx, primary, {"retired": len(gone)})
+        return gone
+
+
+def _tell_rotation(tx: Tx, primary: str | None, counts: Mapping[str, int]) -> None:
+    """Tell how far a rotation has come: nothing, if this part of it had nothing to do."""
+    if primary is None or not any(counts.values()):
+        tx.act_nothing()
+    else:
+        tx.act("keys rotate", f"key {primary}", counts=counts)

@@ -29,10 +29,11 @@ from sqlalchemy import select, update
 from headgate.protocol import marks
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, LETTER_BYTES_MAX, FiredEvent, LetterContent
 from headgate.store import fresh_events
+from headgate.store.db.audit import Action
 from headgate.store.db.transaction import Tx
-from headgate.store.db.verbs import Verbs, reading, writing
+from headgate.store.db.verbs import Verbs, acting, reading
 from headgate.store.errors import LetterRefused, LetterResolved, NoSuchRow
-from headgate.store.ids import LetterState
+from headgate.store.ids import LetterAction, LetterState
 from headgate.store.inspect.letters import UNRESOLVED
 from headgate.store.tables import asset_watcher, dead_letter, trigger
 from headgate.store.triggers.by_hand import writing_by_hand
@@ -114,12 +115,13 @@ class LetterVerbs(Verbs):
             state: LetterState = "redriven" if stored.is_new else "stored_meanwhile"
             _resolve(tx, letter_id, ("open",), state, by, note, event_id=stored.event_id)
             told = "; ".join(filter(None, (note, stored.unhandled)))
-            record_action(tx, letter_id, "redriven" if stored.is_new else "stored_meanwhile", by, told)
+            done: LetterAction = "redriven" if stored.is_new else "stored_meanwhile"
+            record_action(tx, letter_id, done, by, told, act=_tell(tx, "dlq redrive", letter_id, done))
             marks.reach("redrive.written")
         marks.reach("redrive.committed")
         return Redriven(letter_id, state, stored.event_id, stored.is_same, stored.unhandled)
 
-    @writing
+    @acting
     def _give_again(self, tx: Tx, letter_id: int, trigger_id: int, by: str, note: str) -> Redriven:
         row = _locked(tx, letter_id, "redriven", GIVEN_AGAIN)
         if row.content == "undecoded" and row.edited_payload is None:
@@ -137,12 +139,13 @@ class LetterVerbs(Verbs):
             resolved_by=storable_text(by, DONE_BY_CHARS_MAX),
             note=storable_text(note, NOTE_CHARS_MAX),
         )
+        act = _tell(tx, "dlq redrive", letter_id, "redriving")
         if row.state == "open":
-            record_action(tx, letter_id, "redriving", by, note)
+            record_action(tx, letter_id, "redriving", by, note, act=act)
         tx.notify()
         return Redriven(letter_id, "redriving")
 
-    @writing
+    @acting
     def edit(self, tx: Tx, letter_id: int, payload: bytes, *, by: str, note: str = "") -> None:
         """Have a redrive store ``payload``, which is encoded by `headgate.protocol.values`; the original is kept.
 
@@ -154,14 +157,14 @@ class LetterVerbs(Verbs):
             limit = f"the payload has {len(payload):,} bytes, and the limit is {LETTER_BYTES_MAX:,}"
             raise LetterRefused(letter_id, "edited", limit)
         _update(tx, letter_id, ("open",), edited_payload=payload)
-        record_action(tx, letter_id, "edited", by, note)
+        record_action(tx, letter_id, "edited", by, note, act=_tell(tx, "dlq edit", letter_id, "edited"))
 
-    @writing
+    @acting
     def discard(self, tx: Tx, letter_id: int, *, by: str, note: str = "") -> None:
         """Resolve a letter without its event. Raises `LetterRefused` if it is resolved already."""
         _locked(tx, letter_id, "discarded", UNRESOLVED)
         _resolve(tx, letter_id, UNRESOLVED, "discarded", by, note)
-        record_action(tx, letter_id, "discarded", by, note)
+        record_action(tx, letter_id, "discarded", by, note, act=_tell(tx, "dlq discard", letter_id, "discarded"))
 
     @reading
     def _target(self, tx: Tx, letter_id: int) -> _Target:
@@ -189,6 +192,11 @@ class LetterVerbs(Verbs):
             reason = f"its trigger {row.trigger_id} was removed, and there is no watcher of the same name now"
             raise LetterRefused(letter_id, "redriven", reason)
         return _Target(int(successor), row.content)
+
+
+def _tell(tx: Tx, action: Action, letter_id: int, done: LetterAction) -> int | None:
+    """Tell what a user does; all letters of one command have one row, to which their own records refer."""
+    return tx.act(action, f"dead letter {letter_id}", of_many="dead letters", counts={done: 1})
 
 
 def _locked(tx: Tx, letter_id: int, verb: str, states: tuple[LetterState, ...]) -> Any:

@@ -12,7 +12,7 @@ from sqlalchemy import delete, select, update
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, VERSION_MAX, SentSignal
 from headgate.store.db.transaction import Tx
-from headgate.store.db.verbs import Verbs, reading, writing
+from headgate.store.db.verbs import Verbs, acting, reading
 from headgate.store.errors import NoSuchRow, SignalKeyInUse, ValueRefused
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.inspect.runs import run_id_of
@@ -31,7 +31,7 @@ from headgate.store.tables import (
     signal_wait,
     task_instance,
 )
-from headgate.store.tasks import dags
+from headgate.store.tasks import acts, dags
 from headgate.store.tasks.graphs import read_spec
 
 
@@ -48,9 +48,11 @@ class SignalVerbs(Verbs):
         sending.note_committed()
         return sent
 
-    @writing
+    @acting
     def _send(self, tx: Tx, signals: Sequence[NewSignal]) -> list[SentSignal]:
-        return sending.send(tx, signals)
+        sent = sending.send(tx, signals)
+        _tell_sent(tx, signals, sent)
+        return sent
 
     def send_and_start(self, signals: Sequence[NewSignal], dag_id: str) -> tuple[list[SentSignal], str | None]:
         """Send signals, and start a run of a DAG unless one is open, in one transaction; return its run_id, or None.
@@ -63,9 +65,10 @@ class SignalVerbs(Verbs):
         sending.note_committed()
         return found
 
-    @writing
+    @acting
     def _send_and_start(self, tx: Tx, signals: Sequence[NewSignal], dag_id: str) -> tuple[list[SentSignal], str | None]:
         sent = sending.send(tx, signals)
+        _tell_sent(tx, signals, sent)
         # The keys are locked, then the DAG, and then its runs: a step that sends locks them in this order as well.
         of_name = select(dag.c.id, dag.c.spec).where(dag.c.name == dag_id, dag.c.removed_at.is_(None))
         row = tx.connection.execute(of_name.with_for_update(key_share=True)).first()
@@ -154,7 +157,7 @@ class SignalVerbs(Verbs):
         """Return tasks that wait for a signal under a key, those that have waited longest first."""
         return signal_log.waiting(tx, key, namespace, limit)
 
-    @writing
+    @acting
     def ask(self, tx: Tx, instance: TaskInstanceId, action: Literal["START", "RESTART", "STOP"]) -> None:
         """Have a task start, restart or stop, as a signal would (`headgate.scheduling.signal_rules`).
 
@@ -179,6 +182,7 @@ class SignalVerbs(Verbs):
         if row.map_index >= 0 or specs[row.task_id].map is not None:
             raise ValueRefused(f"the task {row.task_id!r} is mapped: `headgate tasks clear` begins its instances again")
         subscriptions.ask(tx, row.dag_run_id, instance, action)
+        acts.asked(tx, instance, action)
         # Runs are locked last, and this one does not end any more: who ends it has not seen what is asked for.
         of_run = select(dag_run.c.ended_at, dag_run.c.is_ending).where(dag_run.c.id == row.dag_run_id)
         run = tx.connection.execute(of_run.with_for_update(key_share=True)).first()
@@ -192,16 +196,18 @@ class SignalVerbs(Verbs):
         elif run.is_ending and action != "STOP":
             raise ValueRefused("the run is to end: nothing of it starts any more")
 
-    @writing
+    @acting
     def end_run(self, tx: Tx, run: DagRunId) -> bool:
         """Have signals start nothing more in a run, and stop its endless tasks; return False if it has ended.
 
         It ends with what is under way otherwise.
         """
         tx.notify()
-        return dags.begin_end(tx, run)
+        begins = dags.begin_end(tx, run)
+        tx.act("runs end", acts.run_name(tx, run), changed=begins)
+        return begins
 
-    @writing
+    @acting
     def forget(self, tx: Tx, key: str, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Forget a key with all its versions; return how many were kept. Raises `NoSuchRow`.
 
@@ -227,4 +233,13 @@ class SignalVerbs(Verbs):
         tx.connection.execute(update(signal_wait).where(*of_key).values(seen_version=0))
         kept = tx.connection.execute(delete(signal).where(signal.c.key_id == found.id)).rowcount
         tx.connection.execute(delete(signal_key).where(signal_key.c.id == found.id))
+        tx.act("signals forget", f"signal {namespace} {key}", before={"versions": found.last_version, "kept": kept})
         return kept
+
+
+def _tell_sent(tx: Tx, signals: Sequence[NewSignal], sent: Sequence[SentSignal]) -> None:
+    """Tell which signals a user has sent, without their values."""
+    if not signals:
+        tx.act_nothing()
+    for new, one in zip(signals, sent, strict=True):
+        tx.act("signals send", f"signal {new.namespace} {new.key}", after={"version": one.version}, changed=one.is_new)

@@ -19,6 +19,7 @@ from headgate.protocol.messages.runner import (
     RedeliveryEnd,
     RefusedEvent,
 )
+from headgate.store.db.audit import Actor
 from headgate.store.db.changes import Followers
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.transaction import Clock, Database, LeasedTx
@@ -61,11 +62,14 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
     an epoch and writes raises `LeaseLost`, with nothing written, once the epoch is fenced or ended (I10). Every verb
     may be repeated, and must be if it is unknown whether its commit arrived: a slice stored twice is stored once.
 
-    ``clock`` replaces the database's clock, for simulations; it returns aware datetimes.
+    ``clock`` replaces the database's clock, for simulations; it returns aware datetimes. ``actor`` is the user for
+    whom it is opened: what the verbs do is recorded under this name (`headgate.store.db.audit`).
     """
 
-    def __init__(self, engine: Engine, *, secrets: Secrets, clock: Clock | None = None) -> None:
-        super().__init__(Database(engine, secrets, clock))
+    def __init__(
+        self, engine: Engine, *, secrets: Secrets, clock: Clock | None = None, actor: Actor | None = None
+    ) -> None:
+        super().__init__(Database(engine, secrets, clock, actor))
         graphs = Graphs()
         self.tasks = TaskVerbs(self.database, graphs)
         self.scheduling = SchedulingVerbs(self.database, graphs)
@@ -244,6 +248,7 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
             has_sent = feed(tx, inserted.fed, feeds)
             tx.notify()
             event_id = event_log.id_of(tx, event)
+            tx.act("events put", f"watcher {watcher}", after={"event": event_id, "key": key})
         if has_sent:
             sending.note_committed()
         return event_id

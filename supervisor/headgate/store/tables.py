@@ -33,6 +33,7 @@ from sqlalchemy import (
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, XCOM_BYTES_MAX, TaskState
 from headgate.protocol.messages.runner import KEY_CHARS_MAX
+from headgate.store.access_tables import audit as audit
 from headgate.store.consumer_tables import BigId
 from headgate.store.consumer_tables import consumer as consumer
 from headgate.store.consumer_tables import consumer_letter as consumer_letter
@@ -274,6 +275,7 @@ letter_action = Table(
     Column("done_by", Text, nullable=False),
     Column("done_at", UtcDateTime, nullable=False),
     Column("note", Text, nullable=False, server_default=text("''")),
+    Column("audit_id", BigInteger),  # the row of `audit` that it is counted in; that may be deleted earlier
     Index("ix_letter_action_letter", "letter_id"),
     sqlite_autoincrement=True,
 )

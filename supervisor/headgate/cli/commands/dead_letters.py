@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import typer
 
-from headgate.cli.invocation import CommandError, invocation
+from headgate.cli.invocation import CommandError, invocation, user_name
 from headgate.cli.lists import JsonOption, LimitOption, WideOption, print_json_lines, print_record, print_structs
-from headgate.cli.options import json_value, user_name
+from headgate.cli.options import json_value
 from headgate.cli.output import json_line, payload
 from headgate.cli.progress import ProgressShown
 from headgate.cli.tables import Column, fields, print_block, print_table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headgate.cli.invocation import CommandError, invocation
+from headgate.cli.invocation import CommandError, invocation, user_name
 from headgate.cli.lists import (
     ROWS_LISTED,
     AllOption,
@@ -22,7 +22,7 @@ from headgate.cli.lists import (
     print_pages,
     print_record,
 )
-from headgate.cli.options import json_value, user_name
+from headgate.cli.options import json_value
 from headgate.cli.output import json_line, payload
 from headgate.cli.tables import Column, cell, fields, print_table
 from headgate.presentation.moments import exact

@@ -16,10 +16,11 @@ from headgate.store.consuming.failures import MAX_DELIVERIES
 from headgate.store.consuming.places import CONSUMERS_LISTED_MAX
 from headgate.store.consuming.reading import START, Cursor
 from headgate.store.consuming.set_aside import SetAsideVerbs
+from headgate.store.db.audit import Detail
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import acting
 from headgate.store.db.verbs import reading as reading_verb
-from headgate.store.db.verbs import writing
 from headgate.store.errors import ConsumerExists, ValueRefused
 from headgate.store.tables import asset_watcher, consumer, consumer_letter, trigger_event
 from headgate.store.triggers.watchers import check_name
@@ -80,7 +81,7 @@ _SHOWN = [consumer.c[name] for name in ConsumerRow.__struct_fields__ if name in 
 class ConsumerVerbs(SetAsideVerbs):
     """The verbs of consumers, except the hand-over itself (`headgate.client.consumer`)."""
 
-    @writing
+    @acting
     def add(
         self, tx: Tx, name: str, watcher: str, after: Cursor = START, max_deliveries: int = MAX_DELIVERIES
     ) -> ConsumerRow:
@@ -103,26 +104,30 @@ class ConsumerVerbs(SetAsideVerbs):
             created_date=tx.now,
             max_deliveries=max_deliveries,
         )
-        tx.connection.execute(new.on_conflict_do_nothing())
+        is_new = tx.connection.execute(new.on_conflict_do_nothing()).rowcount > 0
+        told: Detail = {"watcher": watcher, "max_deliveries": max_deliveries}
+        tx.act("consumers add", f"consumer {name}", after=told, changed=is_new)
         found = tx.connection.execute(select(*_SHOWN).where(consumer.c.name == name)).one()
         if found.watcher != watcher:
             raise ConsumerExists(name, found.watcher)
         return ConsumerRow(**found._mapping)
 
-    @writing
+    @acting
     def remove(self, tx: Tx, name: str) -> None:
         """Remove a consumer, its place and its letters. A batch of it in flight is waited for. Raises `NoSuchRow`."""
         place = places.lock(tx, name)
         set_aside.remove(tx, place.id)
         tx.connection.execute(delete(consumer).where(consumer.c.id == place.id))
+        tx.act("consumers remove", f"consumer {name}")
 
-    @writing
+    @acting
     def set_max_deliveries(self, tx: Tx, name: str, max_deliveries: int) -> None:
         """Say how often an event is handed over alone before it is set aside; 0: always again. Raises `NoSuchRow`."""
         _check_deliveries(max_deliveries)
         changed = update(consumer).where(consumer.c.name == name).values(max_deliveries=max_deliveries)
         if tx.connection.execute(changed).rowcount == 0:
             raise places.no_such(tx, name)
+        tx.act("consumers set", f"consumer {name}", after={"max_deliveries": max_deliveries})
 
     @reading_verb
     def consumer(self, tx: Tx, name: str) -> ConsumerRow:

@@ -17,8 +17,9 @@ from sqlalchemy import ColumnElement, delete, false, func, select, true, update
 from headgate.store.consuming import places, reading
 from headgate.store.consuming.places import Place
 from headgate.store.consuming.reading import Event
+from headgate.store.db.audit import Action
 from headgate.store.db.transaction import Tx
-from headgate.store.db.verbs import Verbs, writing
+from headgate.store.db.verbs import Verbs, acting
 from headgate.store.db.verbs import reading as reading_verb
 from headgate.store.errors import NotSetAside
 from headgate.store.ids import ConsumerLetterState
@@ -126,7 +127,7 @@ class SetAsideVerbs(Verbs):
         rows = tx.connection.execute(found.order_by(_C.id.desc()).limit(LETTERS_LISTED_MAX)).all()
         return [ConsumerLetter(**row._mapping) for row in rows][::-1]
 
-    @writing
+    @acting
     def redeliver(self, tx: Tx, name: str, event_id: int | None = None) -> int:
         """Have an event that was set aside, or all of them, handed over with the next batches; return how many.
 
@@ -136,15 +137,23 @@ class SetAsideVerbs(Verbs):
         count = _change(tx, name, event_id, state="redeliver")
         tx.connection.execute(update(consumer).where(consumer.c.name == name).values(has_redeliveries=true()))
         tx.notify_readers([])
+        _tell(tx, "consumers redeliver", name, event_id, count)
         return count
 
-    @writing
+    @acting
     def discard(self, tx: Tx, name: str, event_id: int | None = None) -> int:
         """Resolve the letter of an event, or all that are unresolved, without handing it over; return how many.
 
         Raises the errors of `redeliver`.
         """
-        return _change(tx, name, event_id, state="discarded", resolved_at=tx.now)
+        count = _change(tx, name, event_id, state="discarded", resolved_at=tx.now)
+        _tell(tx, "consumers discard", name, event_id, count)
+        return count
+
+
+def _tell(tx: Tx, action: Action, name: str, event_id: int | None, count: int) -> None:
+    which = {} if event_id is None else {"event": event_id}
+    tx.act(action, f"consumer {name}", after={**which, "events": count}, changed=count > 0)
 
 
 def _change(tx: Tx, name: str, event_id: int | None, **values: object) -> int:

@@ -8,14 +8,15 @@ is thrown away, and the next transaction opens another, so that no state of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, bindparam, func, select, true, update
 
 from headgate.protocol import marks
-from headgate.store.db import changes, driver_errors
+from headgate.store.db import audit, changes, driver_errors
+from headgate.store.db.audit import Action, Actor, Detail, Unaudited, Written
 from headgate.store.db.bells import Bells, Kind
 from headgate.store.db.changes import News
 from headgate.store.db.database_file import DatabaseFile
@@ -97,7 +98,18 @@ def lock_primary_key(connection: Connection) -> str | None:
 class Tx:
     """One transaction: its connection, and everything else that the functions of a verb need."""
 
-    __slots__ = ("_dirty_runs", "_key", "_now", "clock", "connection", "rings", "secrets")
+    __slots__ = (
+        "_dirty_runs",
+        "_key",
+        "_now",
+        "actor",
+        "clock",
+        "connection",
+        "has_acted",
+        "rings",
+        "secrets",
+        "written",
+    )
 
     def __init__(self, connection: Connection, secrets: Secrets, clock: Clock | None, now: datetime | None) -> None:
         self.connection = connection
@@ -107,6 +119,9 @@ class Tx:
         self._dirty_runs: set[DagRunId] = set()
         self._key: str | None = None  # that encrypts, once its row is locked
         self.rings: set[Kind] = set()  # the bells of others that are rung when this is committed
+        self.actor: Actor | None = None  # the user for whom this is done; None: a supervisor, or a program
+        self.has_acted = False
+        self.written: Written | None = None  # the row of the audit that was written last, maybe by an earlier one
 
     @property
     def now(self) -> datetime:
@@ -141,6 +156,39 @@ class Tx:
         """Make listeners look for new versions of these keys of signals, once this is committed."""
         self.rings.add("signals")
         changes.notify_readers(self.connection, "signals", key_ids)
+
+    def act(
+        self,
+        action: Action,
+        subject: str,
+        *,
+        before: Detail | None = None,
+        after: Detail | None = None,
+        counts: Mapping[str, int] | None = None,
+        changed: bool = True,
+        of_many: str | None = None,
+    ) -> int | None:
+        """Record what a user does in this transaction; return the id of the row, None if it is done by nobody.
+
+        With ``counts`` it is a part of what this user did last, if that has the same action and the same subject, or
+        the same ``of_many``, which is the subject of the row from then on. Not ``changed``: it was so already.
+        """
+        self.has_acted = True
+        if self.actor is None:
+            return None
+        last, shared = self.written, of_many or subject
+        if counts is not None and last is not None and (last.action, last.subject) == (action, shared):
+            self.written = audit.write_more(self.connection, last, counts)
+            return last.id
+        whole = after if counts is None else {**(after or {}), **counts}
+        about = audit.Told(action, subject, before, whole, "done" if changed else "unchanged")
+        new = audit.write(self.connection, self.now, self.actor, about)
+        self.written = Written(new, action, shared, whole or {})
+        return new
+
+    def act_nothing(self) -> None:
+        """Say that this transaction of a user changes nothing that others see, and so leaves no row."""
+        self.has_acted = True
 
     def mark_run_dirty(self, dag_run: DagRunId) -> None:
         """Have the scheduler evaluate this run, once this is committed."""
@@ -182,10 +230,12 @@ class Database:
     file that is no longer there.
     """
 
-    def __init__(self, engine: Engine, secrets: Secrets, clock: Clock | None) -> None:
+    def __init__(self, engine: Engine, secrets: Secrets, clock: Clock | None, actor: Actor | None = None) -> None:
         self.secrets = secrets
         self.clock = clock
         self.engine = engine
+        self.actor = actor
+        self._written: Written | None = None  # the row of the audit that was committed last
         self._connection: Connection | None = None
         self._changes: changes.ChangeListener | None = None
         self._news: dict[News, changes.NewsListener] = {}
@@ -219,11 +269,23 @@ class Database:
 
     @contextmanager
     def writing(self) -> Generator[Tx]:
-        """Run a transaction that writes, for a user or for a supervisor that has no lease yet."""
+        """Run a transaction that writes, for a supervisor that has no lease yet, or for a program."""
+        if self.actor is not None:
+            raise Unaudited("a store of a user writes in transactions that leave a row in the audit alone")
+        with self.acting() as tx:
+            yield tx
+
+    @contextmanager
+    def acting(self) -> Generator[Tx]:
+        """Run a transaction in which a user changes something: the block has to call `Tx.act`, or `Tx.act_nothing`."""
         with self._transaction(reads_only=False) as connection:
             tx = Tx(connection, self.secrets, self.clock, None)
+            tx.actor, tx.written = self.actor, self._written
             yield tx
             tx.flush()
+            if self.actor is not None and not tx.has_acted:
+                raise Unaudited("a transaction of a user was to write without a row in the audit")
+        self._written = tx.written
         self._ring(tx)
 
     @contextmanager
@@ -315,6 +377,13 @@ class Database:
                     raise
             if not reads_only:
                 self._check_file()
+
+    def act_beside(self, connection: Connection, action: Action, subject: str, *, after: Detail | None = None) -> None:
+        """Record what a user does in a transaction of another connection, which the caller commits."""
+        if self.actor is not None:
+            about = audit.Told(action, subject, None, after, "done")
+            new = audit.write(connection, read_clock(connection, self.clock), self.actor, about)
+            self._written = Written(new, action, subject, after or {})
 
     def _ring(self, tx: Tx) -> None:
         """Ring the bells of others, who see by now what was committed. The server of PostgreSQL has done so itself."""

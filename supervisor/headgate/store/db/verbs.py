@@ -15,7 +15,8 @@ checkers too::
 ==================  ==========================  ==========================================================
 `leased`            ``(self, tx: LeasedTx, …)``  writes for a supervisor. Callers pass the epoch first. Its lease
                                                 is locked before the body runs, else `LeaseLost` is raised
-`writing`           ``(self, tx: Tx, …)``        writes for a user, or for a supervisor without a lease
+`acting`            ``(self, tx: Tx, …)``        changes something for a user, and says so by ``tx.act``
+`writing`           ``(self, tx: Tx, …)``        writes for a supervisor without a lease, or for a program
 `reading`           ``(self, tx: Tx, …)``        only reads
 `single_statement`  ``(self, tx: Tx, …)``        runs exactly one `Prepared` statement, without BEGIN and COMMIT
 ==================  ==========================  ==========================================================
@@ -25,6 +26,9 @@ checkers too::
   leased transaction; in another it reads the database's clock once.
 - Verbs run plain SQLAlchemy (``tx.connection.execute``). `Prepared` is for hot paths only: there times go in by
   ``times.bound`` and come out by ``times.read``.
+- A verb that users call is `acting`: it says by ``tx.act`` what it does to which object, and is rolled back with
+  `headgate.store.db.audit.Unaudited` if it does not. If an act goes over several transactions, each says it again with
+  its ``counts``, and they have one row.
 - A verb whose changes others wait for calls ``tx.notify()``. One that may affect the tasks or the end of a run calls
   ``tx.mark_run_dirty(run)``; the flags are written right before the commit.
 - If a part must run after the commit (marks, caches, decryption), the public method has no decorator, and either
@@ -88,6 +92,20 @@ def writing(
     @wraps(verb)
     def run(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         with self.database.writing() as tx:
+            return verb(self, tx, *args, **kwargs)
+
+    _show_signature(run, verb)
+    return run
+
+
+def acting(
+    verb: Callable[Concatenate[Self, Tx, Parameters], Result],
+) -> Callable[Concatenate[Self, Parameters], Result]:
+    """Run a verb in a transaction that writes for a user, and leaves a row in the audit."""
+
+    @wraps(verb)
+    def run(self: Self, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with self.database.acting() as tx:
             return verb(self, tx, *args, **kwargs)
 
     _show_signature(run, verb)

@@ -13,6 +13,7 @@ from headgate.scheduling.why import Answer, Supervisor
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading
 from headgate.store.inspect import status_facts, why_facts
+from headgate.store.inspect.audit import AuditInspection
 from headgate.store.inspect.event_log import EventInspection
 from headgate.store.inspect.letters import LetterInspection
 from headgate.store.inspect.runs import RunInspection, TaskRef
@@ -23,7 +24,14 @@ from headgate.store.inspect.why_facts import BY_SILENCE, Liveness
 
 
 class Inspection(
-    DagPlaces, RunInspection, RunSignals, TriggerInspection, StreamInspection, EventInspection, LetterInspection
+    DagPlaces,
+    RunInspection,
+    RunSignals,
+    TriggerInspection,
+    StreamInspection,
+    EventInspection,
+    LetterInspection,
+    AuditInspection,
 ):
     """All read-only queries, `headgate why` and `headgate status`."""
 

@@ -27,7 +27,7 @@ from headgate.scheduling.planning import RunEnd
 from headgate.store.db.bulk import Kind, insert_into, insert_new
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import LeasedTx, Tx
-from headgate.store.db.verbs import Verbs, leased, reading, writing
+from headgate.store.db.verbs import Verbs, acting, leased, reading
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRowId, DagRunId, TaskInstanceId
 from headgate.store.signals import dag_signals, subscriptions, waits
@@ -110,18 +110,28 @@ class DagVerbs(Verbs):
             found.setdefault(row.file, []).append(row.name)
         return found
 
-    @writing
+    @acting
     def set_paused(self, tx: Tx, dag_id: str, *, is_paused: bool) -> None:
         """Pause a DAG, or unpause it. No run is created and no task begins in a paused DAG. Raises `NoSuchRow`."""
         tx.notify()
-        statement = update(dag).where(dag.c.name == dag_id, dag.c.removed_at.is_(None)).values(is_paused=is_paused)
-        dag_row = tx.connection.execute(statement.returning(dag.c.id)).scalar_one_or_none()
-        if dag_row is None:
+        present = (dag.c.name == dag_id, dag.c.removed_at.is_(None))
+        found = select(dag.c.id, dag.c.is_paused).where(*present).with_for_update(key_share=True)
+        row = tx.connection.execute(found).first()
+        if row is None:
             raise NoSuchRow("DAG", dag_id)
+        dag_row = row.id
+        tx.connection.execute(update(dag).where(dag.c.id == dag_row).values(is_paused=is_paused))
+        tx.act(
+            "dags pause" if is_paused else "dags unpause",
+            f"DAG {dag_id}",
+            before={"is_paused": row.is_paused},
+            after={"is_paused": is_paused},
+            changed=row.is_paused != is_paused,
+        )
         if not is_paused:
             _mark_active_runs(tx, dag_row)
 
-    @writing
+    @acting
     def create_run(
         self,
         tx: Tx,
@@ -150,7 +160,10 @@ class DagVerbs(Verbs):
         if row is None:
             raise NoSuchRow("DAG", dag_id)
         run = NewRun(run_id, run_type, logical_date, conf, interval)
-        return insert_run(tx, row.id, read_spec(dag_id, row.spec), run)
+        created = insert_run(tx, row.id, read_spec(dag_id, row.spec), run)
+        after = {"logical_date": None if logical_date is None else logical_date.isoformat(), "conf": conf is not None}
+        tx.act("dags trigger", f"run {dag_id} {run_id}", after=after, changed=created is not None)
+        return created
 
     @reading
     def run_standing(
@@ -177,17 +190,19 @@ class DagVerbs(Verbs):
 
     # --- files ---------------------------------------------------------------------------------------
 
-    @writing
+    @acting
     def set_pool(self, tx: Tx, name: str, slots: int) -> None:
         """Create a pool, or change its number of slots. Raises `BadName` and `ValueRefused`."""
         check_name(name, "the name of a pool")
         if not 0 <= slots <= POOL_SLOTS_MAX:
             raise ValueRefused(f"a pool has 0 to {POOL_SLOTS_MAX:,} slots, not {slots:,}")
         tx.notify()
+        before = tx.connection.execute(select(pool.c.slots).where(pool.c.name == name)).scalar_one_or_none()
+        tx.act("pools set", f"pool {name}", before={"slots": before}, after={"slots": slots}, changed=before != slots)
         statement = insert_into(tx.connection, pool).values(name=name, slots=slots)
         tx.connection.execute(statement.on_conflict_do_update(index_elements=[pool.c.name], set_={"slots": slots}))
 
-    @writing
+    @acting
     def delete_pool(self, tx: Tx, name: str) -> None:
         """Delete a pool that no unfinished task is in. Raises `NoSuchRow` and `ValueRefused`."""
         if name == DEFAULT_POOL:
@@ -198,6 +213,7 @@ class DagVerbs(Verbs):
             raise ValueRefused(f"the pool {name!r} cannot be deleted: {count} in it")
         if tx.connection.execute(delete(pool).where(pool.c.name == name)).rowcount == 0:
             raise NoSuchRow("pool", name)
+        tx.act("pools delete", f"pool {name}")
 
 
 def _save_dag(tx: Tx, file: str, spec: DagSpec) -> None:

@@ -30,7 +30,7 @@ from headgate.scheduling import states
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
-from headgate.store.db.verbs import Verbs, leased, writing
+from headgate.store.db.verbs import Verbs, acting, leased
 from headgate.store.errors import ValueRefused
 from headgate.store.ids import TaskInstanceId, TriggerId
 from headgate.store.signals import waits
@@ -106,7 +106,7 @@ class DeferralVerbs(Verbs):
         """Open some triggers again that streams wait for, and whose owners are gone; return them: there may be more."""
         return reopening.reopen(tx)
 
-    @writing
+    @acting
     def remove_orphans(self, tx: Tx) -> list[TriggerId]:
         """Remove the open triggers that belong to no watcher and no task; return their ids.
 
@@ -125,7 +125,9 @@ class DeferralVerbs(Verbs):
             .values(removed_at=tx.now)
             .returning(trigger.c.id)
         )
-        return sorted(tx.connection.execute(statement).scalars())
+        removed = sorted(tx.connection.execute(statement).scalars())
+        tx.act("triggers orphans", "triggers", after={"removed": len(removed)}, changed=bool(removed))
+        return removed
 
 
 # --- its begin -----------------------------------------------------------------------------------

@@ -27,11 +27,11 @@ from headgate.scheduling import states
 from headgate.scheduling.planning import related
 from headgate.scheduling.states import TERMINAL, UNFINISHED, IllegalTransition
 from headgate.store.db.transaction import Tx
-from headgate.store.db.verbs import Verbs, writing
+from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, Instances, TaskInstanceId, instance_name, instances_named
 from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import dags, elements, run_states, task_rows, task_streams, values
+from headgate.store.tasks import acts, dags, elements, run_states, task_rows, task_streams, values
 from headgate.store.tasks.graphs import read_spec
 from headgate.store.tasks.run_states import HELD, Instance, RunStates
 from headgate.store.tasks.task_rows import LockedTask
@@ -92,7 +92,7 @@ class Ended(msgspec.Struct, frozen=True):
 class UserActionVerbs(Verbs):
     """The verbs by which users act on tasks."""
 
-    @writing
+    @acting
     def mark(self, tx: Tx, instance: TaskInstanceId, mark: Mark) -> bool:
         """End a task as a user says, without a retry; return whether it was unfinished. Raises `NoSuchRow`.
 
@@ -106,9 +106,11 @@ class UserActionVerbs(Verbs):
         for name, some in seen.mapped.items():
             if seen.ids.get(name) == instance and not UNFINISHED.isdisjoint(some):
                 raise ValueRefused(f"the task {name} has instances that have not ended: mark it with all of them")
-        return mark_one(tx, task, mark, _MARKED[mark])
+        was_unfinished = mark_one(tx, task, mark, _MARKED[mark])
+        acts.marked(tx, instance, mark, task.state, was_unfinished=was_unfinished)
+        return was_unfinished
 
-    @writing
+    @acting
     def mark_map(self, tx: Tx, run: DagRunId, instances: Instances, mark: Mark) -> Ended:
         """End unfinished instances of a mapped task as a user says, without a retry; if all are named, the task, too.
 
@@ -120,6 +122,7 @@ class UserActionVerbs(Verbs):
             raise NoSuchRow("task", instances.task_id)
         is_whole = instances == every_instance(instances.task_id)
         ended = _end_instances(tx, seen, [instances], mark, _MARKED[mark], hold=is_whole)
+        acts.marked_instances(tx, run, instances, mark, ended.tasks)
         if not is_whole or not ended.is_ended:
             return ended
         own = task_rows.locked_unless_busy(tx, seen.ids[instances.task_id])
@@ -129,7 +132,7 @@ class UserActionVerbs(Verbs):
         _release(tx, run, [instances.task_id])
         return Ended(ended.tasks + is_marked, is_ended=True)
 
-    @writing
+    @acting
     def clear_many(
         self,
         tx: Tx,
@@ -154,14 +157,14 @@ class UserActionVerbs(Verbs):
         chosen = _chosen(tx, seen, names, upstream=upstream, downstream=downstream)
         loops = () if only_failed else tuple(sorted(chosen.loops.items()))
         todo = ToClear(run, chosen.tasks, chosen.instances, only_failed, streams, (), chosen.worklists, loops)
-        return _clear_some(tx, seen, todo)
+        return acts.cleared(tx, run, todo.tasks, _clear_some(tx, seen, todo))
 
-    @writing
+    @acting
     def clear_on(self, tx: Tx, left: ToClear) -> Cleared:
         """Go on with a clear that was too much for one transaction, or met rows that others were changing."""
-        return _clear_some(tx, run_states.read(tx, left.run), left)
+        return acts.cleared(tx, left.run, left.tasks, _clear_some(tx, run_states.read(tx, left.run), left))
 
-    @writing
+    @acting
     def cancel_run(self, tx: Tx, run: DagRunId) -> Ended:
         """End unfinished tasks of a run as failed, and with the last of them the run. Cancel again if it goes on.
 
@@ -179,6 +182,7 @@ class UserActionVerbs(Verbs):
                 if task is not None and task.state in UNFINISHED:
                     tasks += mark_one(tx, task, "failed", reason)
             _release(tx, run, seen.mapped)
+        acts.cancelled(tx, run, tasks)
         _mark_runs(tx, run)
         is_ended = ended.is_ended and dags.end_run(tx, run, "failed")
         return Ended(tasks, is_ended, is_busy=ended.is_busy or (ended.is_ended and not is_ended))

@@ -20,7 +20,7 @@ from headgate.store.db.bulk import Kind, chunks, insert_into, insert_or_replace
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import Database, Tx
-from headgate.store.db.verbs import Verbs, reading, writing
+from headgate.store.db.verbs import Verbs, acting, reading
 from headgate.store.errors import BadName, NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.tables import element, task_instance, task_stream, xcom
@@ -263,7 +263,7 @@ class ValueVerbs(Verbs):
         super().__init__(database)
         self._table = table
 
-    @writing
+    @acting
     def put(self, tx: Tx, name: str, value: bytes, *, description: str = "") -> None:
         """Store a value, replacing the one under this name. Raises `BadName` and `ValueRefused`."""
         table = self._table
@@ -273,6 +273,7 @@ class ValueVerbs(Verbs):
             raise ValueRefused(f"the {table.name} {name!r} {size}")
         if len(description) > DESCRIPTION_CHARS_MAX or "\0" in description:
             raise ValueRefused(f"the description must have at most {DESCRIPTION_CHARS_MAX} characters, and no NUL")
+        tx.act("variables set" if table.name == "variable" else "connections set", f"{table.name} {name}")
         columns = {"value": tx.encrypt(value), "description": description, "updated_at": tx.now}
         statement = insert_into(tx.connection, table).values(name=name, **columns)
         tx.connection.execute(statement.on_conflict_do_update(index_elements=[table.c.name], set_=columns))
@@ -284,11 +285,13 @@ class ValueVerbs(Verbs):
         encrypted = tx.connection.execute(of_name).scalar_one_or_none()
         return None if encrypted is None else tx.secrets.decrypt(encrypted)
 
-    @writing
+    @acting
     def remove(self, tx: Tx, name: str) -> None:
         """Delete a value. Raises `NoSuchRow`."""
         if tx.connection.execute(delete(self._table).where(self._table.c.name == name)).rowcount != 1:
             raise NoSuchRow(self._table.name, name)
+        kind = self._table.name
+        tx.act("variables delete" if kind == "variable" else "connections delete", f"{kind} {name}")
 
     @reading
     def listed(self, tx: Tx) -> list[NamedValue]:

@@ -57,11 +57,12 @@ def writing_by_hand(database: Database, trigger_id: int) -> Generator[Tx]:
     of a removed trigger behind, and `OwnerUnsettled` if its owner changes `OWNER_TRIES_MAX` times meanwhile.
     """
     for _ in range(OWNER_TRIES_MAX):
-        with database.writing() as tx:
+        with database.acting() as tx:
             if _lock(tx, trigger_id):
                 yield tx
                 tx.notify_readers([trigger_id])
                 return
+            tx.act_nothing()
     raise OwnerUnsettled(trigger_id, OWNER_TRIES_MAX)
 
 

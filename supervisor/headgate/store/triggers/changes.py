@@ -75,9 +75,11 @@ class ChangeVerbs(TriggerVerbs):
             values["max_deliveries"] = watchers.check_max_deliveries(max_deliveries)
         encoded = None if kwargs is None else watchers.encode_kwargs(kwargs)
         for _ in range(STREAM_LOOKS_MAX):
-            with self.database.writing() as tx:
+            with self.database.acting() as tx:
                 secret = {} if encoded is None else {"kwargs": tx.encrypt(encoded)}
                 changed = _change(tx, name, values | secret)
+                if changed is None:
+                    tx.act_nothing()
             if changed is not None:
                 return changed
         raise ValueRefused(f"the stream of the watcher {name!r} is being found out at this moment: try again")
@@ -87,7 +89,7 @@ class ChangeVerbs(TriggerVerbs):
 
         Raises `NoSuchWatcher`, and `WatcherHeld` for one that is not started until its hold is released.
         """
-        with self.database.writing() as tx:
+        with self.database.acting() as tx:
             tx.notify()
             trigger_id = trigger_of_watcher(tx, name)
             row = tx.connection.execute(_locked(trigger_id)).one()
@@ -97,6 +99,7 @@ class ChangeVerbs(TriggerVerbs):
             # The run of one that has returned is over, and nobody owns it.
             again = {"finished_at": None, "triggerer_id": None} if is_finished else {"changed_at": tx.now}
             tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(again))
+            tx.act("watchers restart", f"watcher {name}", before={"has_returned": is_finished})
         return is_finished
 
     @reading
@@ -124,7 +127,8 @@ class ChangeVerbs(TriggerVerbs):
 
 
 def _locked(trigger_id: int) -> Select[Any, Any, Any, Any, bool]:
-    columns = (trigger.c.queue, trigger.c.stream_id, trigger.c.hold, trigger.c.finished_at)
+    names = ("classpath", "queue", "max_deliveries", "stream_id", "hold", "finished_at")
+    columns = [trigger.c[name] for name in names]
     is_free = streams.is_gone(trigger.c.triggerer_id).label("is_free")
     return select(*columns, is_free).where(trigger.c.id == trigger_id).with_for_update(key_share=True)
 
@@ -148,6 +152,9 @@ def _change(tx: Tx, name: str, values: Mapping[str, Any]) -> ChangedWatcher | No
     is_finished = row.finished_at is not None
     changed_at = None if is_finished else tx.now  # whoever starts it reads it
     tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(**values, changed_at=changed_at))
+    told = [name for name in values if name != "kwargs"]
+    after = {name: values[name] for name in told} | ({"kwargs": "replaced"} if "kwargs" in values else {})
+    tx.act("watchers set", f"watcher {name}", before={one: row._mapping[one] for one in told}, after=after)
     return ChangedWatcher(row.hold, is_finished)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from sqlalchemy import and_, select, update
 
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
+from headgate.store.db.audit import Action
 from headgate.store.db.transaction import LeasedTx, Tx
-from headgate.store.db.verbs import Verbs, writing
+from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import NoSuchRow
 from headgate.store.ids import Hold
 from headgate.store.tables import trigger
@@ -23,28 +24,36 @@ PAUSED_BY_USER = "a user has paused it"
 class HoldVerbs(Verbs):
     """The verbs by which users hold triggers and release them. A supervisor has `Store.hold_trigger`."""
 
-    @writing
+    @acting
     def pause_watcher(self, tx: Tx, name: str) -> None:
         """Hold the trigger of a watcher as paused, whatever it was held for before. Raises `NoSuchWatcher`."""
         tx.notify()
         of_watcher = trigger.c.id == trigger_of_watcher(tx, name)
+        before = tx.connection.execute(select(trigger.c.hold).where(of_watcher).with_for_update()).scalar_one()
+        tx.act(
+            "watchers pause",
+            f"watcher {name}",
+            before={"hold": before},
+            after={"hold": "paused"},
+            changed=before != "paused",
+        )
         paused = {"hold": "paused", "hold_reason": PAUSED_BY_USER, "held_at": tx.now}
         tx.connection.execute(
             update(trigger).where(of_watcher, trigger.c.hold.is_distinct_from("paused")).values(paused)
         )
 
-    @writing
+    @acting
     def resume_watcher(self, tx: Tx, name: str) -> Hold | None:
         """Release the trigger of a watcher; return its hold, None if it had none. Raises `NoSuchWatcher`."""
-        return _release(tx, trigger_of_watcher(tx, name))
+        return _release(tx, trigger_of_watcher(tx, name), "watchers resume", f"watcher {name}")
 
-    @writing
+    @acting
     def release_trigger(self, tx: Tx, trigger_id: int) -> Hold | None:
         """Release a trigger; return its hold, None if it had none. Raises `NoSuchRow`."""
-        return _release(tx, trigger_id)
+        return _release(tx, trigger_id, "triggers release", f"trigger {trigger_id}")
 
 
-def _release(tx: Tx, trigger_id: int) -> Hold | None:
+def _release(tx: Tx, trigger_id: int, action: Action, subject: str) -> Hold | None:
     tx.notify()
     found = tx.connection.execute(select(trigger.c.hold).where(trigger.c.id == trigger_id).with_for_update()).first()
     if found is None:
@@ -52,6 +61,7 @@ def _release(tx: Tx, trigger_id: int) -> Hold | None:
     free = {"hold": None, "hold_reason": None, "held_at": None}
     tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id, trigger.c.hold.is_not(None)).values(free))
     hold: Hold | None = found.hold
+    tx.act(action, subject, before={"hold": hold}, after={"hold": None}, changed=hold is not None)
     return hold
 
 

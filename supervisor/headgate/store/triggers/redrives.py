@@ -185,13 +185,17 @@ def failed(tx: LeasedTx, trigger_id: int, key: str, error: str) -> None:
         record_action(tx, letter_id, "failed", _name_of(tx), reason)
 
 
-def record_action(tx: Tx, letter_id: int, action: LetterAction, by: str, note: str) -> None:
-    """Record something that was done with a letter, for those who look at it later."""
+def record_action(tx: Tx, letter_id: int, action: LetterAction, by: str, note: str, *, act: int | None = None) -> None:
+    """Record something that was done with a letter, for those who look at it later.
+
+    ``act`` is the row of the audit, if a user has done it.
+    """
     row = insert(letter_action).values(
         letter_id=letter_id,
         action=action,
         done_by=storable_text(by, DONE_BY_CHARS_MAX),
         done_at=tx.now,
         note=storable_text(note, NOTE_CHARS_MAX),
+        audit_id=act,
     )
     tx.connection.execute(row)

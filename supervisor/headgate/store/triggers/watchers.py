@@ -13,7 +13,7 @@ from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, address_proble
 from headgate.protocol.values import encode_value
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.transaction import Tx
-from headgate.store.db.verbs import Verbs, writing
+from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import BadName, NoSuchWatcher, ValueRefused, WatcherExists
 from headgate.store.tables import asset, asset_watcher, trigger
 
@@ -119,7 +119,7 @@ class WatcherVerbs(Verbs):
         row = {"classpath": classpath, "queue": queue, "max_deliveries": check_max_deliveries(max_deliveries)}
         return self._add_watcher({"name": name, **sends}, row, encode_kwargs(kwargs), asset)
 
-    @writing
+    @acting
     def _add_watcher(
         self, tx: Tx, new: Mapping[str, str], row: Mapping[str, Any], kwargs: bytes, asset_name: str | None
     ) -> int:
@@ -133,9 +133,11 @@ class WatcherVerbs(Verbs):
         added = tx.connection.execute(watcher.on_conflict_do_nothing().returning(asset_watcher.c.id)).first()
         if added is None:
             raise WatcherExists(new["name"])
+        after: dict[str, str | int | None] = {**row, "asset": asset_name, "signal": new.get("signal_key")}
+        tx.act("watchers add", f"watcher {new['name']}", after=after)
         return int(trigger_id)
 
-    @writing
+    @acting
     def remove_watcher(self, tx: Tx, name: str) -> None:
         """Mark a watcher and its trigger as removed; the supervisor that runs the trigger cancels it.
 
@@ -147,6 +149,7 @@ class WatcherVerbs(Verbs):
         trigger_id = tx.connection.execute(removed).scalar_one_or_none()
         if trigger_id is None:
             raise NoSuchWatcher(name)
+        tx.act("watchers remove", f"watcher {name}", before={"trigger": trigger_id})
         tx.connection.execute(
             update(trigger).where(trigger.c.id == trigger_id, trigger.c.removed_at.is_(None)).values(removed_at=tx.now)
         )
