@@ -17,8 +17,8 @@ from tests.test_documents import commands
 import headgate.store
 from headgate.protocol.messages.runner import RefusedEvent
 from headgate.protocol.values import encode_value
+from headgate.store.access.audit import Action, Actor, Unaudited
 from headgate.store.consuming.reading import START
-from headgate.store.db.audit import Action, Actor, Unaudited
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import acting
 from headgate.store.store import Store

@@ -20,7 +20,7 @@ from headgate.supervisor.config import Resolved, Settings, resolve_settings
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from headgate.store.db.audit import Actor
+    from headgate.store.access.audit import Actor
     from headgate.store.store import Store
 
 # A row that another process is changing is tried again; such a change takes milliseconds.
@@ -98,7 +98,7 @@ class Invocation:
 
 def _actor() -> Actor:
     """Return the user of this process: whoever has the database's URL and the keys may do everything."""
-    from headgate.store.db.audit import Actor
+    from headgate.store.access.audit import Actor
 
     return Actor(f"unix:{user_name()}@{socket.gethostname()}", "admin", "cli")
 

@@ -32,8 +32,8 @@ from typing import Literal, NamedTuple, get_args
 
 from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
 
+from headgate.store.access.audit import Detail
 from headgate.store.consuming import consumers
-from headgate.store.db.audit import Detail
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs
 from headgate.store.removal.runs import CLEAN_ROWS_MAX as CLEAN_ROWS_MAX

@@ -29,7 +29,7 @@ from sqlalchemy import select, update
 from headgate.protocol import marks
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, LETTER_BYTES_MAX, FiredEvent, LetterContent
 from headgate.store import fresh_events
-from headgate.store.db.audit import Action
+from headgate.store.access.audit import Action
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting, reading
 from headgate.store.errors import LetterRefused, LetterResolved, NoSuchRow

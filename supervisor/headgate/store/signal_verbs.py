@@ -11,6 +11,7 @@ from typing import Literal
 from sqlalchemy import delete, select, update
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, VERSION_MAX, SentSignal
+from headgate.store.access import acts
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting, reading
 from headgate.store.errors import NoSuchRow, SignalKeyInUse, ValueRefused
@@ -31,7 +32,7 @@ from headgate.store.tables import (
     signal_wait,
     task_instance,
 )
-from headgate.store.tasks import acts, dags
+from headgate.store.tasks import dags
 from headgate.store.tasks.graphs import read_spec
 
 

@@ -19,7 +19,7 @@ from headgate.protocol.messages.runner import (
     RedeliveryEnd,
     RefusedEvent,
 )
-from headgate.store.db.audit import Actor
+from headgate.store.access.audit import Actor
 from headgate.store.db.changes import Followers
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.transaction import Clock, Database, LeasedTx
@@ -63,7 +63,7 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
     may be repeated, and must be if it is unknown whether its commit arrived: a slice stored twice is stored once.
 
     ``clock`` replaces the database's clock, for simulations; it returns aware datetimes. ``actor`` is the user for
-    whom it is opened: what the verbs do is recorded under this name (`headgate.store.db.audit`).
+    whom it is opened: what the verbs do is recorded under this name (`headgate.store.access.audit`).
     """
 
     def __init__(

@@ -50,7 +50,7 @@ def list_acts(
     """List what users have done by commands and by pages, the newest first."""
     from typing import get_args
 
-    from headgate.store.db.audit import Action
+    from headgate.store.access.audit import Action
     from headgate.store.inspect.audit import AuditFilter, AuditRow
 
     if action is not None and action not in get_args(Action):

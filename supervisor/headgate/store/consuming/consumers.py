@@ -11,12 +11,12 @@ from datetime import datetime
 import msgspec
 from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
 
+from headgate.store.access.audit import Detail
 from headgate.store.consuming import places, reading, set_aside
 from headgate.store.consuming.failures import MAX_DELIVERIES
 from headgate.store.consuming.places import CONSUMERS_LISTED_MAX
 from headgate.store.consuming.reading import START, Cursor
 from headgate.store.consuming.set_aside import SetAsideVerbs
-from headgate.store.db.audit import Detail
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import acting

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, delete, false, func, select, true, update
 
+from headgate.store.access.audit import Action
 from headgate.store.consuming import places, reading
 from headgate.store.consuming.places import Place
 from headgate.store.consuming.reading import Event
-from headgate.store.db.audit import Action
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting
 from headgate.store.db.verbs import reading as reading_verb

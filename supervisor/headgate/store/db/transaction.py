@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from sqlalchemy import ColumnElement, Connection, Engine, and_, bindparam, func, select, true, update
 
 from headgate.protocol import marks
-from headgate.store.db import audit, changes, driver_errors
-from headgate.store.db.audit import Action, Actor, Detail, Unaudited, Written
+from headgate.store.access import audit
+from headgate.store.access.audit import Action, Actor, Detail, Unaudited, Written
+from headgate.store.db import changes, driver_errors
 from headgate.store.db.bells import Bells, Kind
 from headgate.store.db.changes import News
 from headgate.store.db.database_file import DatabaseFile

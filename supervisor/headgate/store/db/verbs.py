@@ -27,8 +27,8 @@ checkers too::
 - Verbs run plain SQLAlchemy (``tx.connection.execute``). `Prepared` is for hot paths only: there times go in by
   ``times.bound`` and come out by ``times.read``.
 - A verb that users call is `acting`: it says by ``tx.act`` what it does to which object, and is rolled back with
-  `headgate.store.db.audit.Unaudited` if it does not. If an act goes over several transactions, each says it again with
-  its ``counts``, and they have one row.
+  `headgate.store.access.audit.Unaudited` if it does not. If an act goes over several transactions, each says it again
+  with its ``counts``, and they have one row.
 - A verb whose changes others wait for calls ``tx.notify()``. One that may affect the tasks or the end of a run calls
   ``tx.mark_run_dirty(run)``; the flags are written right before the commit.
 - If a part must run after the commit (marks, caches, decryption), the public method has no decorator, and either

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import and_, select, true
 
-from headgate.store.db.audit import Outcome, Role
+from headgate.store.access.audit import Outcome, Role
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.tables import audit

@@ -26,12 +26,13 @@ from headgate.protocol.messages.maps import INSTANCES_MAX, Worklist
 from headgate.scheduling import states
 from headgate.scheduling.planning import related
 from headgate.scheduling.states import TERMINAL, UNFINISHED, IllegalTransition
+from headgate.store.access import acts
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, Instances, TaskInstanceId, instance_name, instances_named
 from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import acts, dags, elements, run_states, task_rows, task_streams, values
+from headgate.store.tasks import dags, elements, run_states, task_rows, task_streams, values
 from headgate.store.tasks.graphs import read_spec
 from headgate.store.tasks.run_states import HELD, Instance, RunStates
 from headgate.store.tasks.task_rows import LockedTask

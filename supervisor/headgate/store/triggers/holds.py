@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import and_, select, update
 
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
-from headgate.store.db.audit import Action
+from headgate.store.access.audit import Action
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import NoSuchRow

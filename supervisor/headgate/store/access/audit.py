@@ -22,7 +22,7 @@ from uuid import uuid4
 import msgspec
 from sqlalchemy import Connection, insert, update
 
-from headgate.store.access_tables import audit
+from headgate.store.access.tables import audit
 
 NAME_CHARS_MAX = 400  # of an actor, and of an address
 OBJECT_CHARS_MAX = 1000  # a name of a DAG, a run and a task, one after the other

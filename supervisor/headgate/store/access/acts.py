@@ -5,21 +5,31 @@ Runs and tasks have the names that commands take: ``run etl manual__1``, ``task 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import select
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.store.db.audit import Action, Detail
+from headgate.store.access.audit import Action, Detail
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, Instances, TaskInstanceId, instance_name
 from headgate.store.tables import dag, dag_run, task_instance
 
-if TYPE_CHECKING:
-    from headgate.store.tasks.user_actions import Cleared
-
 NAMES_MAX = 50  # of tasks in one row of the audit
+
+
+class _ClearedSome(Protocol):
+    """What one transaction of a clear has done: `headgate.store.tasks.user_actions.Cleared`."""
+
+    @property
+    def cleared(self) -> Mapping[str, Any]: ...
+
+    @property
+    def instances(self) -> Mapping[str, int]: ...
+
+
+_Done = TypeVar("_Done", bound=_ClearedSome)
 
 
 def run_name(tx: Tx, run: DagRunId) -> str:
@@ -62,7 +72,7 @@ def marked_instances(tx: Tx, run: DagRunId, which: Instances, mark: str, ended: 
     tx.act(_marked(mark), subject, after=bounds, counts={"ended": ended}, changed=ended > 0)
 
 
-def cleared(tx: Tx, run: DagRunId, names: Sequence[str], done: Cleared) -> Cleared:
+def cleared(tx: Tx, run: DagRunId, names: Sequence[str], done: _Done) -> _Done:
     """Tell that a user cleared tasks of a run, and instances of mapped ones; return what was cleared."""
     which: Detail = {"tasks": [*names[:NAMES_MAX], *(["..."] if len(names) > NAMES_MAX else [])]}
     counts = {"cleared": len(done.cleared), "instances": sum(done.instances.values())}

@@ -7,7 +7,7 @@ from sqlalchemy import Column, Index, Table, Text, text
 from headgate.store.consumer_tables import BigId, metadata
 from headgate.store.db.times import UtcDateTime
 
-# Each act of a user, written in the transaction of the act (`headgate.store.db.audit`). Never a secret value.
+# Each act of a user, written in the transaction of the act (`headgate.store.access.audit`). Never a secret value.
 audit = Table(
     "audit",
     metadata,
@@ -17,7 +17,7 @@ audit = Table(
     Column("role", Text, nullable=False),
     Column("via", Text, nullable=False),  # cli or web
     Column("address", Text),  # from which a browser came
-    Column("action", Text, nullable=False),  # a `headgate.store.db.audit.Action`
+    Column("action", Text, nullable=False),  # a `headgate.store.access.audit.Action`
     Column("object", Text, nullable=False),
     Column("before", Text),  # JSON
     Column("after", Text),  # JSON
