@@ -140,6 +140,13 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
         "lost its worker 3 times in a row: killed by SIGKILL",
         "begins again in 4.0 s, in the same try",
     ),
+    (
+        "old_worker",
+        task(S.SCHEDULED, old_owner=ALIVE),
+        [ALIVE],
+        "it was ended while a worker had it, which has not ended yet",
+        "it begins when that worker is gone",
+    ),
     ("running", task(S.RUNNING, owner=ALIVE, endless=EndlessFacts()), [ALIVE], "runs on", "headgate tasks stop"),
     (
         "owner_fenced",

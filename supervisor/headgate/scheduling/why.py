@@ -289,6 +289,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     rules: tuple[RuleFacts, ...] = ()
     is_ending: bool = False  # signals start nothing of its run any more
     endless: EndlessFacts | None = None
+    old_owner: Supervisor | None = None
 
     @property
     def is_map(self) -> bool:

@@ -236,7 +236,7 @@ def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Find
     nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
     if nobody is not None:
         found.append(nobody)
-    found += _pool(facts)
+    found += [*_pool(facts), *_old_worker(facts)]
     if facts.endless is not None:
         found += _endless(facts, facts.endless, supervisors)
     if not found:
@@ -245,6 +245,16 @@ def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Find
         soon = "it gets the next one that is free; `headgate up` with more workers, or another supervisor, adds some"
         found.append(Finding("no_free_worker", text, soon))
     return found + ([] if facts.is_dag_removed else _file(facts))
+
+
+def _old_worker(facts: TaskFacts) -> list[Finding]:
+    """Return that a worker still has a task which a user, or a signal, has ended, and which is to begin again."""
+    owner = facts.old_owner
+    if owner is None or owner.state in ("ended", "fenced"):
+        return []
+    text = f"it was ended while a worker had it, which has not ended yet (of epoch {owner.epoch} on {owner.hostname})"
+    soon = "it begins when that worker is gone, or its supervisor has lost its lease"
+    return [Finding("old_worker", text, soon)]
 
 
 def _endless(facts: TaskFacts, endless: EndlessFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:

@@ -426,6 +426,9 @@ task_instance = Table(
     Column("is_endless", Boolean, nullable=False, server_default=false()),  # it gets a worker beside the pool
     Column("moves", BigInteger, nullable=False, server_default=text("0")),  # of an endless one: lost workers in a row
     Column("begins_at", UtcDateTime),  # no worker gets it before, because it was moved
+    # Of the worker that has it although a user, or a signal, has ended it: until that is gone no other one gets it.
+    Column("old_token", Text),
+    Column("old_owner_id", BigInteger),  # an epoch as ``triggerer_id``; if its lease is over its worker is gone
     # In this order, one range of it has the tasks of a run that are not mapped, without the instances of the others.
     UniqueConstraint("dag_run_id", "map_index", "task_id"),
     CheckConstraint("map_index >= -1", name="map_index"),
@@ -457,6 +460,7 @@ _index_tasks("ix_task_instance_retry", "retry_at", where=task_instance.c.retry_a
 _index_tasks("ix_task_instance_timeout", "trigger_timeout", where=text("state = 'deferred'"))
 _index_tasks("uq_task_instance_trigger", "trigger_id", where=task_instance.c.trigger_id.is_not(None), unique=True)
 _index_tasks("ix_task_instance_owner", "triggerer_id", where=task_instance.c.triggerer_id.is_not(None))
+_index_tasks("ix_task_instance_old_owner", "old_owner_id", where=task_instance.c.old_owner_id.is_not(None))
 # A row of ``trigger_event`` is deleted only after a check for rows that refer to it.
 _index_tasks("ix_task_instance_event", "event_id", where=task_instance.c.event_id.is_not(None))
 

@@ -6,11 +6,14 @@ import pytest
 from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.store.signals.rules_harness import PLAIN, Jobs
-from tests.supervisor.tasks_harness import S, Tasks
+from tests.supervisor.tasks_harness import S, Tasks, clear
 
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.protocol.messages.rules import Rules
+from headgate.protocol.messages.steps import StepSucceeded
+from headgate.store.ids import Epoch
 from headgate.store.store import Store
+from headgate.store.tasks.dispatch import TaskToRun
 from headgate.store.tasks.outcomes import HEALTHY_S, MOVE_WAIT_MAX_S, MOVE_WAIT_S, StepEnd, WorkerLost
 
 ENDLESS = TaskSpec("job", "Op", endless=True, retries=1, retry_delay_s=5.0)
@@ -124,6 +127,37 @@ def test_a_stop_by_hand_and_the_end_of_the_run_end_it_well_unless_it_says_otherw
     jobs.settle()
     assert (jobs.state("two"), jobs.run_state()) == (S(state), state)
     assert not store.signals.end_run(jobs.tasks.run), "it has ended"
+
+
+@pytest.mark.parametrize("ends", ["its worker", "its supervisor", "nobody"])
+@pytest.mark.parametrize("spec", [ENDLESS, TaskSpec("job", "Op")], ids=["endless", "any"])
+def test_what_was_ended_begins_again_when_its_worker_is_gone(
+    store: Store, query: Query, spec: TaskSpec, ends: str
+) -> None:
+    tasks = Tasks(store, query, tasks=(spec,))
+    tasks.plan()
+    other = tasks.register()
+
+    def given(epoch: Epoch) -> list[TaskToRun]:
+        return store.tasks.dispatch(epoch, limit=1, queues=QUEUES, endless=1).tasks
+
+    (first,) = given(tasks.epoch)
+    for _ in range(2):  # what waits for that worker may be ended as well
+        store.tasks.mark(tasks.a, "success")
+        assert store.tasks.owned(tasks.epoch) == []
+        assert store.tasks.left(tasks.epoch) == [(tasks.a, first.token)]
+        clear(store, tasks.run, "job")
+        tasks.plan()
+        assert (given(tasks.epoch), given(other)) == ([], [])
+        (ref,) = store.inspect.find_tasks("etl", "r1", "job")
+        assert store.inspect.why_task(ref).reason == "old_worker"
+    if ends == "its worker":
+        assert store.tasks.store_ends(tasks.epoch, [StepEnd(tasks.a, first.token, StepSucceeded())]) == [None]
+    elif ends == "its supervisor":
+        store.fence_triggerers(other, dead=[tasks.epoch])
+    begun = given(other)
+    assert [task.token != first.token for task in begun] == [True] * (ends != "nobody")
+    assert store.tasks.left(tasks.epoch) == ([] if begun else [(tasks.a, first.token)])
 
 
 def test_one_that_is_cleared_while_it_waits_does_not_wait_any_more(open_store: OpenStore, query: Query) -> None:

@@ -342,6 +342,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         seen={shown: seen[name] for name, shown in upstream.items() if name in seen},
         rules=_rules(tx, task.id, spec),
         is_ending=bool(row.is_ending),
+        old_owner=supervisor(tx, row.old_owner_id, liveness=liveness),
         endless=EndlessFacts(row.moves, _until(tx.now, row.begins_at)) if row.is_endless else None,
     )
 

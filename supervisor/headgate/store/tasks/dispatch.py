@@ -343,7 +343,7 @@ def _candidates(kind: str, *which: ColumnElement[bool]) -> Prepared:
             _C.pool == bindparam("of_pool"),
             _C.queue == bindparam("of_queue"),
             _C.pool_slots <= bindparam("slots"),
-            _IS_ACTIVE,
+            *(_IS_ACTIVE, task_rows.IS_LEFT_ALONE),
             or_(_C.active_max.is_(None), _ACTIVE_ROOM_IF_LIMITED > 0),
         )
         .order_by(_IS_RESUMED.desc(), _C.priority_weight.desc(), _C.id)

@@ -217,6 +217,14 @@ class OutcomeVerbs(Verbs):
         """Return the tasks that the workers of an epoch have."""
         return [_owned(tx, *row) for row in _OWNED.run(tx.connection, epoch=epoch).fetchall()]
 
+    @reading
+    def left(self, tx: Tx, epoch: Epoch) -> list[tuple[TaskInstanceId, str]]:
+        """Return the tasks that users, or signals, have ended while workers of an epoch had them, with their tokens.
+
+        No worker gets such a task until that one is gone, and its end is stored.
+        """
+        return [(instance, token) for instance, token in _LEFT.run(tx.connection, epoch=epoch).fetchall()]
+
 
 def _store_elements(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
     """Store what steps have emitted whose tasks are still theirs; their rows are locked from here on."""
@@ -361,6 +369,7 @@ def _begin_anew(tx: Tx, instance: TaskInstanceId) -> None:
 def _lose_worker(tx: LeasedTx, end: StepEnd, lost: WorkerLost, healthy_s: float = HEALTHY_S) -> TaskState | None:
     task = task_rows.locked(tx, end.id, token=end.token)
     if task is None:
+        task_rows.let_go(tx, end.id, end.token)
         return None
     match task.state:
         case TaskState.RUNNING:
@@ -410,6 +419,7 @@ _NAME = Prepared(update(task_instance).where(_C.id == bindparam("of_id")).values
 _OWNED = Prepared(
     select(_C.id, _C.token, _C.state, _C.deadline).where(_C.triggerer_id == bindparam("epoch")).order_by(_C.id)
 )
+_LEFT = Prepared(select(_C.id, _C.old_token).where(_C.old_owner_id == bindparam("epoch")).order_by(_C.id))
 
 
 def _owned(tx: Tx, instance: TaskInstanceId, token: str, state: str, deadline: Any) -> OwnedTask:

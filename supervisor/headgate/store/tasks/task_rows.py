@@ -28,6 +28,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
     insert,
     literal_column,
@@ -47,7 +48,7 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound, read
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId, TriggerId
-from headgate.store.tables import task_instance, trigger
+from headgate.store.tables import task_instance, trigger, triggerer
 from headgate.store.triggers.dead_letters import storable_text
 
 _C = task_instance.c
@@ -213,6 +214,11 @@ def effects(row: Transition) -> dict[str, Any]:
         values["ended_at"] = bindparam("now")
     elif row.to is TaskState.NONE:
         values |= dict.fromkeys(("ended_at", "started_at", "deadline", "last_error", "map_length", "map_name"), null())
+    if row.from_ & OCCUPYING and row.by == "user" and row.to not in OCCUPYING:
+        # Its worker is there until it has been ended: `let_go`.
+        has_worker = _C.triggerer_id.is_not(None)
+        values["old_token"] = case((has_worker, _C.token), else_=_C.old_token)
+        values["old_owner_id"] = func.coalesce(_C.triggerer_id, _C.old_owner_id)
     if row.event == "cleared":
         values |= {"tries_max": _C.try_number + 1 + _C.retries, "moves": 0, "begins_at": null()}
     if row.to is TaskState.SCHEDULED:
@@ -225,6 +231,7 @@ def effects(row: Transition) -> dict[str, Any]:
             # A try that had begun before it was resumed goes on with its times.
             values |= {name: case((_C.next_method.is_not(None), _C[name])) for name in ("started_at", "deadline")}
     elif row.to is TaskState.RUNNING:
+        values |= {"old_token": null(), "old_owner_id": null()}
         values["started_at"] = func.coalesce(_C.started_at, bindparam("now"))
     return values
 
@@ -290,6 +297,26 @@ def apply(tx: Tx, task: LockedTask, event: str, **values: Any) -> TaskState:
     won = changed(tx, row, {"id": task.id}, **values)
     assert won, "the row was locked"
     return row.to
+
+
+# The worker that had a task when a user, or a signal, ended it is gone, or the lease is over under which that ran.
+IS_LEFT_ALONE = or_(
+    _C.old_owner_id.is_(None),
+    ~exists().where(
+        triggerer.c.id == _C.old_owner_id, triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None)
+    ),
+)
+_LET_GO = Prepared(
+    update(task_instance)
+    .where(_C.id == bindparam("of_id"), _C.old_token == bindparam("of_token"))
+    .values(old_token=null(), old_owner_id=null())
+)
+
+
+def let_go(tx: Tx, instance: TaskInstanceId, token: str) -> None:
+    """Record that the worker is gone that had a task when a user, or a signal, ended it: another may have it now."""
+    if _LET_GO.run(tx.connection, of_id=instance, of_token=token).rowcount:
+        tx.notify()
 
 
 def fail(tx: Tx, task: LockedTask, event: str, retry_event: str, error: str, **values: Any) -> TaskState:

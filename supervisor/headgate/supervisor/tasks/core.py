@@ -43,7 +43,7 @@ from headgate.protocol.messages.steps import (
 from headgate.protocol.messages.worker import StepEnded
 from headgate.scheduling.bundles import Lookout, Places, StepTimes
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
-from headgate.store.ids import Epoch, TriggerId, TryName
+from headgate.store.ids import Epoch, TaskInstanceId, TriggerId, TryName
 from headgate.store.signals import sending
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dispatch import TaskToRun
@@ -414,10 +414,16 @@ class TaskCore:
         for owned in self._store.owned(epoch):
             if owned.state is TaskState.RESTARTING and owned.token not in known:
                 # Cleared meanwhile. It may be started again after its worker has ended, and it never had one.
-                lost = WorkerLost("it was cleared before it began")
-                self._store.store_ends(epoch, [StepEnd(owned.id, owned.token, lost)])
-                self._scheduler.notify()
+                self._let_go(epoch, owned.id, owned.token)
+        for instance, token in self._store.left(epoch):
+            if token not in known:  # marked meanwhile: the same
+                self._let_go(epoch, instance, token)
         self._dispatch_in_doubt = False
+
+    def _let_go(self, epoch: Epoch, instance: TaskInstanceId, token: str) -> None:
+        """Have a task go on that no worker has, or ever will have, under this token."""
+        self._store.store_ends(epoch, [StepEnd(instance, token, WorkerLost("it was cleared before it began"))])
+        self._scheduler.notify()
 
     def _known(self) -> set[str]:
         return self._running.keys() | {task.token for task, _ in self._inbox}

@@ -261,7 +261,7 @@ def _said_in(payload: bytes | None) -> tuple[int, int]:
 # Verbs that write nothing here: no scenario has assets or signals, so nobody asks whether the epoch may act on them.
 READS = frozenset(
     {
-        *("create_event_runs", "owned_running", "owned", "next_due", "dag_files", "pull_xcom", "run_standing"),
+        *("create_event_runs", "owned_running", "owned", "left", "next_due", "dag_files", "pull_xcom", "run_standing"),
         *("stream_rooms", "consider_signals", "signal_versions"),
     }
 )

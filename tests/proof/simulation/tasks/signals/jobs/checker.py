@@ -9,7 +9,8 @@
 - ``out of step``: the next time is not the one that the rule says
 - ``start lost``: the time has not met a rule that was due; ``started without cause``: it has, in a run that has ended
 - ``a move cost a try``: an endless task has lost its worker, and its try with it, or what is left of its tries
-- ``on two workers``: an endless task begins, and its last worker is still there under a lease that holds
+- ``on two workers``: a task begins, and the executor that had it has not said that its last worker is gone, under a
+  lease that holds; of an endless task the worker itself is to be gone
 - ``taken from the living``: an endless task was taken from a supervisor whose lease holds
 """
 
@@ -50,12 +51,11 @@ class _Open(NamedTuple):
 
 
 class _EndlessBook(msgspec.Struct):
-    """The worker of an endless task, by the token of its step; ``is_moved``: it is to have another one."""
+    """The worker of an endless task, by the token of its step."""
 
     token: str = ""
     owner: int = 0
     is_gone: bool = True
-    is_moved: bool = False
     began_at: float = 0.0
 
 
@@ -75,6 +75,8 @@ class JobChecker(RuleChecker):
         self._endless: dict[str, _EndlessBook] = {}
         self._over: set[int] = set()  # epochs
         self._alive: dict[str, tuple[str, int]] = {}  # endless tasks and their supervisors, by the token of the step
+        self._workers: dict[str, tuple[str, int]] = {}  # the token of the newest step, and its owner, by task
+        self._over_steps: set[str] = set()  # tokens of steps of which the executor has said that they are over
 
     def _take(self, record: Record) -> None:
         match record:
@@ -90,6 +92,9 @@ class JobChecker(RuleChecker):
                 self._alive.pop(record.token, None)
                 for book in self._endless.values():
                     book.is_gone |= book.token == record.token
+            case of_tasks.StepTold() if record.how != "asked":
+                self._over_steps.add(record.token)
+                super()._take(record)
             case records.QuestionOver():
                 self._questions.pop(record.token, None)
             case records.LeaseOver():
@@ -276,21 +281,24 @@ class JobChecker(RuleChecker):
         tries = [(row.state, row.try_number, row.tries_max) for row in (before, now)]
         if tries[1] != ("scheduled", *tries[0][1:]):
             self._find("a move cost a try", f"{now.task} was {tries[0]} and is {tries[1]} by {now.by}")
-        if now.task in self._endless:
-            self._endless[now.task].is_moved = self._endless[now.task].token == before.token
         task.left, task.given_at, task.deferral = self._kept(task), None, 0
         self._begun_tries.discard((now.task, now.try_number))
 
     def _see_step(self, record: of_tasks.StepBegan | of_tasks.StepRan | of_tasks.StepAnswered) -> None:
         super()._see_step(record)
-        if isinstance(record, of_tasks.StepBegan) and self._is_endless(record.task):
+        if not isinstance(record, of_tasks.StepBegan):
+            return
+        owner = self._tasks[record.task].row.owner
+        last, last_owner = self._workers.get(record.task, ("", 0))
+        if last and last not in self._over_steps and last_owner not in self._over:
+            self._find("on two workers", f"{record.task} by {record.token}, and {last} is not over")
+        self._workers[record.task] = (record.token, owner)
+        if self._is_endless(record.task):
             book = self._endless.setdefault(record.task, _EndlessBook())
-            # If users have marked and cleared it, or a stop was taken back, its worker may be there for a while.
-            if book.is_moved and not book.is_gone and book.owner not in self._over:
+            if not book.is_gone and book.owner not in self._over:
                 self._find("on two workers", f"{record.task} by {record.token}, and {book.token} has not ended")
             self._alive[record.token] = (record.task, record.supervisor)
-            row = self._tasks[record.task].row
-            self._endless[record.task] = _EndlessBook(record.token, row.owner, is_gone=False, began_at=self._at)
+            self._endless[record.task] = _EndlessBook(record.token, owner, is_gone=False, began_at=self._at)
 
     def _end_endless(self, run: str) -> None:
         """A user wants a run to end: its endless tasks are stopped."""

@@ -15,7 +15,7 @@ from tests.proof.simulation.scenario import (
     TakeOver,
 )
 from tests.proof.simulation.tasks import records as of_tasks
-from tests.proof.simulation.tasks.faults import FailAtVerb, KillAtVerb
+from tests.proof.simulation.tasks.faults import Act, FailAtVerb, KillAtVerb
 from tests.proof.simulation.tasks.scenario import Leg, Task
 from tests.proof.simulation.tasks.signals.directed import KEY, judged
 from tests.proof.simulation.tasks.signals.plans import OfSignals, Send, UserSends
@@ -146,6 +146,26 @@ def _two(leg: Leg) -> tuple[Task, Task]:
     return endless(stubborn, name="b"), endless(stubborn, name="c")
 
 
+def a_start_after_a_stop_waits_until_the_worker_is_gone() -> list[str]:
+    """It takes its time, and two supervisors have room; the second one of the same is of a task that may end."""
+    at_will = OfSignals(ruled=Ruled((Rule(ended=MAIN.name, action="STOP"),), stopped_as="success"))
+    stubborn = ((Leg(seconds=1000.0, trouble="stubborn"),),)
+    tasks = (main(9.0), endless(stubborn[0][0]), Task("c", attempts=stubborn, signals=at_will))
+    asks = [(2.0, "STOP"), (2.5037, "START"), (3.0, "STOP"), (3.5037, "START")]
+    users = tuple(Asks(at, f"d1/r1/{task}", action) for at, action in asks for task in "bc")
+    found, history = judged(tasks, users, peers=True, endless_workers=2)
+    began = sum(isinstance(one, of_tasks.StepBegan) and one.task != "d1/r1/a" for one in history)
+    return found if began == 4 else [*found, f"they have begun {began} times"]
+
+
+def what_was_ended_before_it_began_begins_again() -> list[str]:
+    """The database goes away when it has committed a dispatch; a user marks and clears the task before it is found."""
+    faults = (FailAtVerb("dispatch", 1, is_committed=True), Act(0.0, "d1/r1/a", "redo", "running"))
+    found, history = judged((main(1.0),), (), *faults)
+    began = sum(isinstance(one, of_tasks.StepBegan) for one in history)
+    return found if began == 1 else [*found, f"it has begun {began} times"]
+
+
 def another_supervisor_takes_an_endless_task_over() -> list[str]:
     """Three supervisors have a task each, and one of them is fenced."""
     tasks = (main(9.0), *(endless(name=name) for name in "bcd"))
@@ -196,6 +216,8 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "ended while deciding": an_ended_run_decides_nothing,
     "moved": an_endless_task_is_moved,
     "drained": a_drain_moves_an_endless_task_when_its_worker_is_gone,
+    "stopped and started": a_start_after_a_stop_waits_until_the_worker_is_gone,
+    "ended in doubt": what_was_ended_before_it_began_begins_again,
     "taken over": another_supervisor_takes_an_endless_task_over,
     "own exceptions": its_own_exceptions_cost_tries,
     "runs well": it_has_its_tries_again_when_it_has_run_well,

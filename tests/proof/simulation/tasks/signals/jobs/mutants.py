@@ -20,6 +20,7 @@ from headgate.store.scheduling.deciding import DecidingVerbs
 from headgate.store.signals import subscriptions, ticks
 from headgate.store.tables import dag, dag_run, signal_wait, task_instance, triggerer
 from headgate.store.tasks import outcomes, task_rows
+from headgate.store.tasks.outcomes import OutcomeVerbs
 from headgate.supervisor.executors.base import StepLost
 from headgate.supervisor.tasks.core import TaskCore
 
@@ -130,6 +131,22 @@ def _moved_before_its_worker_is_gone() -> Sequence[Patch]:
         return is_drained and not self._inbox
 
     return [(TaskCore, "drain", drain)]
+
+
+def _a_stopped_one_has_no_worker() -> Sequence[Patch]:
+    """Of what a user or a signal ends nothing is kept of its worker."""
+
+    def let_go_at_once(tx: Tx, row: Any, *arguments: Any, **options: Any) -> Any:
+        done = apply(tx, row, *arguments, **options)
+        tx.connection.execute(update(task_instance).values(old_token=null(), old_owner_id=null()))
+        return done
+
+    apply: Any = task_rows.apply
+    return [(task_rows, "apply", let_go_at_once)]
+
+
+def _the_end_of_an_old_worker_is_not_noted() -> Sequence[Patch]:
+    return [(task_rows, "let_go", lambda tx, instance, token: None)]
 
 
 def _taken_from_the_living() -> Sequence[Patch]:
@@ -252,6 +269,24 @@ MUTANTS = {
         "on two workers",
         _moved_before_its_worker_is_gone,
         directed="drained",
+    ),
+    "begun-before-what-was-stopped-is-gone": Mutant(
+        "I30: after the worker before is gone",
+        "on two workers",
+        _a_stopped_one_has_no_worker,
+        directed="stopped and started",
+    ),
+    "the-end-of-an-old-worker-is-not-noted": Mutant(
+        "what was stopped begins again when its worker is gone",
+        "they have begun",
+        _the_end_of_an_old_worker_is_not_noted,
+        directed="stopped and started",
+    ),
+    "who-was-ended-before-it-began-has-a-worker": Mutant(
+        "a lost answer of a dispatch loses no task",
+        "stuck",
+        lambda: [(OutcomeVerbs, "left", lambda self, epoch: [])],
+        directed="ended in doubt",
     ),
     "taken-from-the-living": Mutant(
         "I30: after the lease before is over", "taken from the living", _taken_from_the_living, directed="taken over"
