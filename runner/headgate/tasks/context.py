@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypedDict, cast
 
 from headgate.protocol.errors import ValueTooLong
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOMS_PER_STEP_MAX
 from headgate.protocol.messages.dags import name_problem as _name_problem
+from headgate.protocol.messages.maps import OwnValue
 from headgate.protocol.messages.queries import StartSignal, StartSignals
 from headgate.protocol.messages.steps import Appended, XCom
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
 from headgate.signals.base import SignalVersion
-from headgate.tasks.maps.outputs import MappedOutput, XComPageReader
+from headgate.tasks.maps.outputs import Computed, MappedOutput, XComPageReader
 from headgate.triggers.airflow_names import CONTEXT
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ class TaskInstance:
 
     ``try_number`` counts from 1 and stays the same over deferrals. ``map_index`` is that of the instance of a mapped
     task, from 0, and ``map_name`` its name, None if it has none; of any other task they are -1 and None.
-    ``map_length`` is the number of its instances, None as long as there may be more. ``read_xcom`` reads the XComs of
-    other tasks, and ``read_xcoms`` those of ``mapped`` ones. ``beside`` are the tasks of the same mapped group, which
-    have an instance at the same index.
+    ``map_length`` is the number of its instances, None as long as there may be more, and ``own`` the value at its
+    index, if that is known. ``read_xcom`` reads the XComs of other tasks, and ``read_xcoms`` those of ``mapped`` ones.
+    ``beside`` are the tasks of the same mapped group, which have an instance at the same index.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class TaskInstance:
         try_number: int = 1,
         map_index: int = -1,
         map_length: int | None = None,
+        own: OwnValue | None = None,
         read_xcom: XComReader | None = None,
         read_xcoms: XComPageReader | None = None,
         mapped: Collection[str] = (),
@@ -62,6 +64,7 @@ class TaskInstance:
         self.map_index = map_index
         self.map_length = map_length
         self.map_name: str | None = None
+        self._own = own
         self._read_xcom = read_xcom
         self._read_xcoms = read_xcoms
         self._mapped = mapped
@@ -134,6 +137,17 @@ class TaskInstance:
         if self._read_xcoms is None:
             raise RuntimeError(f"pull_elements({task_id!r}) needs a running DAG: there are no elements here")
         return MappedOutput(task_id, None, self._read_xcoms)
+
+    def values_of_map(self, task_id: str, key: str | None, read: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Return the values that a task has left, or emitted, of which the one of this instance may be known.
+
+        All others are of ``read``, which asks for them.
+        """
+        own = self._own
+        if own is None or (own.task_id, own.key) != (task_id, key):
+            return read()
+        value, index = own.value, self.map_index
+        return Computed(own.length, lambda place: decode_value(value) if place == index else read()[place])
 
     def pushed(self, key: str) -> bytes | None:
         """Return what this step has pushed under ``key``, encoded."""
@@ -217,6 +231,7 @@ def make_context(
     params: Mapping[str, Any] | None = None,
     map_index: int = -1,
     map_length: int | None = None,
+    own: OwnValue | None = None,
     read_xcom: XComReader | None = None,
     read_xcoms: XComPageReader | None = None,
     assets: tuple[RunAsset, ...] = (),
@@ -233,6 +248,7 @@ def make_context(
         try_number=try_number,
         map_index=map_index,
         map_length=map_length,
+        own=own,
         read_xcom=read_xcom,
         read_xcoms=read_xcoms,
         mapped={task_id for task_id, one in tasks.items() if one.is_mapped},

@@ -458,6 +458,10 @@ class XComArg(Placeholder, Arrows, Mappable):
         return Elements(self.operator.task_id) if self.is_emitted else Output(self.operator.task_id, self.key)
 
     def values(self, context: Context) -> Sequence[Any]:
+        key = None if self.is_emitted else self.key
+        return context["ti"].values_of_map(self.operator.task_id, key, lambda: self._left(context))
+
+    def _left(self, context: Context) -> Sequence[Any]:
         found = self.resolve(context)
         if isinstance(found, Mapping):
             return list(found.items())

@@ -12,7 +12,18 @@ from headgate.protocol.link.worker_dialect import (
 )
 from headgate.protocol.messages import worker as work
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, SignalSchedule, StartTrigger, TaskSpec
-from headgate.protocol.messages.maps import Batch, Concat, Elements, MapSpec, Output, Product, Values, Worklist, Zip
+from headgate.protocol.messages.maps import (
+    Batch,
+    Concat,
+    Elements,
+    MapSpec,
+    Output,
+    OwnValue,
+    Product,
+    Values,
+    Worklist,
+    Zip,
+)
 from headgate.protocol.messages.queries import (
     CreateRun,
     ElementRoom,
@@ -319,6 +330,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             emitted=9,
             map_length=10,
             is_of_signals=True,
+            own=OwnValue(task_id="s", key="k", length=11, value=b"12"),
         ),
         is_behind=True,
     ),

@@ -9,8 +9,9 @@ import pytest
 
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import NAME_CHARS_MAX
-from headgate.protocol.messages.maps import Available, Counted, Elements, Worklist
+from headgate.protocol.messages.maps import Available, Counted, Elements, OwnValue, Worklist
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSucceeded
+from headgate.protocol.values import decode_value
 from headgate.tasks import DAG, BaseOperator, BashOperator, PythonOperator, TaskSkipped, XComArg, task
 from headgate.tasks.context import make_context
 from headgate.tasks.execution import run_step
@@ -242,6 +243,27 @@ def test_an_instance_runs_only_over_as_many_values_as_were_counted(counted: int)
     assert "and this is instance 0; it was expanded over" in error_of(step(counted))
     assert isinstance(step(2), StepSucceeded)
     assert isinstance(step(None), StepSucceeded)
+
+
+def test_the_value_that_comes_with_a_step_is_not_asked_for() -> None:
+    asked: list[str] = []
+
+    def read_xcom(task_id: str, key: str, map_index: int = -1) -> bytes:
+        asked.append(task_id)
+        return b"[1,2]"
+
+    def value_of(own: OwnValue | None) -> Any:
+        context = make_context(mapped, run_id="r", map_index=1, map_length=2, own=own, read_xcom=read_xcom)
+        outcome = run_step(mapped, context)
+        assert isinstance(outcome, StepSucceeded), outcome
+        return decode_value(outcome.xcoms[0].value)
+
+    with DAG("d"):
+        mapped = f.expand(a=source().map(lambda value: 10 * value)).operator
+    assert (value_of(OwnValue("source", "return_value", 2, b"7")), asked) == ({"a": 70}, [])
+    # What is expanded over something else by now, for its file has changed, asks.
+    assert value_of(OwnValue("source", "other", 2, b"7")) == value_of(None) == {"a": 20}
+    assert set(asked) == {"source"}
 
 
 def test_a_mapped_task_is_not_executed() -> None:

@@ -99,6 +99,19 @@ class MapSpec(WireStruct, frozen=True):
     failures_max: int | None = None
 
 
+class OwnValue(WireStruct, frozen=True):
+    """The value that an instance has of the ``length`` values over which its task is expanded; part of a step.
+
+    It is encoded, and what the task ``task_id`` has left under ``key``, or emitted if that is None. It goes with the
+    step because thousands of instances would ask for theirs otherwise, one by one.
+    """
+
+    task_id: str
+    key: str | None
+    length: int
+    value: bytes
+
+
 class Available(NamedTuple):
     """How many values there are so far, at the indexes from 0 on, and whether there will be no more."""
 

@@ -35,6 +35,7 @@ from typing import Final, TypeAlias
 
 from headgate.protocol.messages import WireStruct
 from headgate.protocol.messages.dags import DagSpec
+from headgate.protocol.messages.maps import OwnValue
 from headgate.protocol.messages.queries import Request, Response, StartSignal
 from headgate.protocol.messages.rules import Action
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
@@ -81,7 +82,7 @@ class Step(WireStruct, frozen=True):
     ``map_index`` says which instance of a mapped task it is, from 0; -1 if the task is not mapped.
     ``emitted`` is the number of elements that the earlier steps of its try have emitted. ``map_length`` is the number
     of values that the mapped task was expanded over, None as long as more may come. If signals have started the run,
-    it ``is_of_signals``.
+    it ``is_of_signals``. ``own`` is the value of the instance, if the supervisor knows it; else the worker asks for it.
     """
 
     token: str
@@ -104,6 +105,7 @@ class Step(WireStruct, frozen=True):
     emitted: int = 0
     map_length: int | None = None
     is_of_signals: bool = False
+    own: OwnValue | None = None
 
 
 # --- supervisor to worker ------------------------------------------------------------------------

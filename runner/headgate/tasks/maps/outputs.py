@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, overload
 
 from headgate.protocol.messages.queries import XCOMS_PER_PAGE_MAX, XComPage
@@ -97,3 +97,19 @@ class MappedOutput(Sequence[Any]):
 
 def _decoded(value: bytes | None) -> Any:
     return None if value is None else decode_value(value)
+
+
+class Computed(Sequence[Any]):
+    """A sequence whose values are computed when they are asked for; by index only."""
+
+    def __init__(self, length: int, at: Callable[[int], Any]) -> None:
+        self._length = length
+        self._at = at
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        return self._at(index)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.maps import Source
 from headgate.tasks.errors import TaskSkipped
+from headgate.tasks.maps.outputs import Computed
 
 if TYPE_CHECKING:
     from headgate.tasks.context import Context
@@ -246,19 +247,3 @@ def function_problem(function: object) -> str | None:
     if hasattr(function, "expand_kwargs"):
         return f"a plain function is needed, not the task {function!r:.100}: give its .function"
     return None
-
-
-class Computed(Sequence[Any]):
-    """A sequence whose values are computed when they are asked for; by index only."""
-
-    def __init__(self, length: int, at: Callable[[int], Any]) -> None:
-        self._length = length
-        self._at = at
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < self._length:
-            raise IndexError(index)
-        return self._at(index)

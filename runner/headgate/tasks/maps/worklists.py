@@ -11,7 +11,8 @@ from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.maps import INSTANCES_MAX, Source
 from headgate.protocol.messages.steps import Appended
 from headgate.protocol.values import encode_value
-from headgate.tasks.maps.sources import Computed, Mappable
+from headgate.tasks.maps.outputs import Computed
+from headgate.tasks.maps.sources import Mappable
 
 if TYPE_CHECKING:
     from headgate.tasks.context import Context

@@ -19,40 +19,26 @@ import msgspec
 from sqlalchemy import ColumnElement, Integer, and_, bindparam, case, exists, func, literal_column, or_, select
 
 from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.maps import OwnValue
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.scheduling import states
 from headgate.scheduling.bundles import Places, StepKind
+from headgate.scheduling.planning import Graph
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx, wait_for_inflight
 from headgate.store.db.verbs import leased, writing
 from headgate.store.errors import BadKey
 from headgate.store.ids import DagRowId, DagRunId, Epoch, TaskInstanceId, TriggerId, TryName
-from headgate.store.tables import (
-    asset,
-    dag,
-    dag_run,
-    dag_run_event,
-    emitter,
-    pool,
-    task_instance,
-    task_stream,
-    trigger_event,
-)
-from headgate.store.tasks import deferral, outcomes, stream_steps, task_rows
+from headgate.store.tables import dag, dag_run, emitter, pool, task_instance, task_stream, trigger_event
+from headgate.store.tasks import deferral, outcomes, stream_steps, task_rows, values
 from headgate.store.tasks.graphs import GraphVerbs, ReadableOnly
 from headgate.store.tasks.run_states import HELD
+from headgate.store.triggers import assets
+from headgate.store.triggers.assets import RunEvent
 
 _C = task_instance.c
 RETRIES_MAX = 500  # tasks of one transaction: some tens of milliseconds
-
-
-class RunEvent(msgspec.Struct, frozen=True):
-    """One asset event for which a run was created; ``payload`` is encoded."""
-
-    asset: str
-    payload: bytes
-    stored_at: datetime
 
 
 class TaskToRun(msgspec.Struct, frozen=True):
@@ -64,7 +50,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those for which the run was created, in
     the order they were stored, without those that newer ones superseded. ``stream`` is the part of its stream that the
     step gets, and ``stream_trigger`` its trigger. ``map_index`` is -1 unless it is mapped, ``map_length`` the number of
-    its values, None if more may come. ``emitted`` are of earlier steps. ``is_endless``: its worker is beside the pool.
+    its values, None if more may come, and ``own`` the one at its index, if it is known here. ``emitted`` are of earlier
+    steps. ``is_endless``: its worker is beside the pool.
     """
 
     id: TaskInstanceId
@@ -94,6 +81,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     map_length: int | None = None
     is_endless: bool = False
     is_of_signals: bool = False  # its run is
+    own: OwnValue | None = None
 
     @property
     def kind(self) -> StepKind:
@@ -187,7 +175,7 @@ class DispatchVerbs(GraphVerbs):
                     ).fetchall()
                 candidates += [Candidate(*row) for row in rows]
         chosen, has_more = fit(candidates, slots, free, limit, places, endless)
-        return Dispatched(_give(tx, chosen), passed_over, has_more, _endless_in_s(tx) if endless else None)
+        return Dispatched(self._give(tx, chosen), passed_over, has_more, _endless_in_s(tx) if endless else None)
 
     @writing  # it writes nothing, but its lock is a writer's
     def owned_running(self, tx: Tx, epoch: Epoch) -> list[TaskToRun]:
@@ -199,7 +187,45 @@ class DispatchVerbs(GraphVerbs):
         of_epoch = select(_C.id, _C.token, _C.deadline).where(_C.triggerer_id == epoch)
         running = tx.connection.execute(of_epoch.where(task_rows.is_in(TaskState.RUNNING)).order_by(_C.id)).all()
         rows = _read_tasks(tx, [row.id for row in running])
-        return [_to_run(tx, id_, token, ends, row) for (id_, token, ends), row in zip(running, rows, strict=True)]
+        owns = self._own_values(tx, rows)
+        return [
+            _to_run(tx, id_, token, ends, row, own)
+            for (id_, token, ends), row, own in zip(running, rows, owns, strict=True)
+        ]
+
+    def _give(self, tx: LeasedTx, chosen: Sequence[TaskInstanceId]) -> list[TaskToRun]:
+        rows = _read_tasks(tx, chosen)
+        tasks = [
+            _to_run(tx, instance, task_rows.new_token(), _deadline(tx, row), row, own)
+            for instance, row, own in zip(chosen, rows, self._own_values(tx, rows), strict=True)
+        ]
+        columns = [
+            {
+                "token": task.token,
+                "triggerer_id": tx.epoch,
+                "deadline": None if task.deadline is None else bound(tx.connection, task.deadline),
+            }
+            for task in tasks
+        ]
+        (picked_up,) = states.of("picked_up")
+        won = task_rows.changed_each(tx, picked_up, [{"id": instance} for instance in chosen], columns)
+        assert all(won), "their rows are locked"
+        return tasks
+
+    def _own_values(self, tx: Tx, rows: Sequence[_ToRun]) -> list[OwnValue | None]:
+        """Return the value of each task over which it is expanded, if it is known without a worker."""
+        known = values.OwnValues(tx)
+        return [
+            known.of(row.dag_run_id, row.map_index, row.map_length, graph.tasks.get(row.task_id), graph.maps)
+            if (graph := self._graph_if_mapped(tx, row)) is not None
+            else None
+            for row in rows
+        ]
+
+    def _graph_if_mapped(self, tx: Tx, row: _ToRun) -> Graph | None:
+        if row.map_index < 0 or not self.graphs.is_readable(tx, row.dag_row, row.spec_hash):
+            return None
+        return self.graphs.get(tx, row.dag_row, row.spec_hash)
 
 
 class _DueTask(NamedTuple):
@@ -384,6 +410,8 @@ class _ToRun(NamedTuple):
     emitted: int | None
     map_length: int | None
     is_endless: bool
+    dag_row: DagRowId
+    spec_hash: str
 
 
 _own = task_instance.alias("own")
@@ -400,7 +428,7 @@ _TO_RUN = Prepared(
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
         *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
         *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
-        *(emitter.c.place, _MAP_LENGTH, _C.is_endless),
+        *(emitter.c.place, _MAP_LENGTH, _C.is_endless, dag.c.id, dag.c.spec_hash),
     )
     .select_from(
         task_instance.join(dag_run)
@@ -411,37 +439,11 @@ _TO_RUN = Prepared(
     )
     .where(_C.id == bindparam("of_id"))
 )
-_RUN_EVENTS = Prepared(
-    select(asset.c.name, trigger_event.c.payload, trigger_event.c.stored_at)
-    .select_from(dag_run_event.join(asset).join(trigger_event))
-    .where(dag_run_event.c.dag_run_id == bindparam("of_run"), dag_run_event.c.is_superseded.is_(False))
-    .order_by(trigger_event.c.id)
-)
 
 
 def _read_tasks(tx: Tx, ids: Sequence[TaskInstanceId]) -> list[_ToRun]:
     rows = _TO_RUN.run_each(tx.connection, [{"of_id": instance} for instance in ids])
     return [_ToRun._make(row) for (row,) in rows]
-
-
-def _give(tx: LeasedTx, chosen: Sequence[TaskInstanceId]) -> list[TaskToRun]:
-    rows = _read_tasks(tx, chosen)
-    tasks = [
-        _to_run(tx, instance, task_rows.new_token(), _deadline(tx, row), row)
-        for instance, row in zip(chosen, rows, strict=True)
-    ]
-    columns = [
-        {
-            "token": task.token,
-            "triggerer_id": tx.epoch,
-            "deadline": None if task.deadline is None else bound(tx.connection, task.deadline),
-        }
-        for task in tasks
-    ]
-    (picked_up,) = states.of("picked_up")
-    won = task_rows.changed_each(tx, picked_up, [{"id": instance} for instance in chosen], columns)
-    assert all(won), "their rows are locked"
-    return tasks
 
 
 def _deadline(tx: Tx, row: _ToRun) -> datetime | None:
@@ -451,7 +453,9 @@ def _deadline(tx: Tx, row: _ToRun) -> datetime | None:
     return None if row.execution_timeout_s is None else tx.now + timedelta(seconds=row.execution_timeout_s)
 
 
-def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | None, row: _ToRun) -> TaskToRun:
+def _to_run(
+    tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | None, row: _ToRun, own: OwnValue | None
+) -> TaskToRun:
     next_kwargs, stream, error = None, None, ""
     try:
         if row.next_kwargs is not None:
@@ -479,7 +483,7 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         logical_date=None if row.logical_date is None else read(tx.connection, row.logical_date),
         data_interval=_interval(tx, row.interval_start, row.interval_end),
         conf=None if row.conf is None else bytes(row.conf),
-        asset_events=_run_events(tx, row.dag_run_id) if row.run_type == "asset" else (),
+        asset_events=assets.events_of_run(tx, row.dag_run_id) if row.run_type == "asset" else (),
         remaining_s=None if deadline is None else (deadline - tx.now).total_seconds(),
         stream=stream,
         stream_trigger=row.stream_trigger,
@@ -488,13 +492,9 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         map_length=None if row.map_length == HELD else row.map_length,
         is_endless=bool(row.is_endless),
         is_of_signals=row.run_type == "signal",
+        own=own,
     )
 
 
 def _interval(tx: Tx, start: Any, end: Any) -> tuple[datetime, datetime] | None:
     return None if start is None or end is None else (read(tx.connection, start), read(tx.connection, end))
-
-
-def _run_events(tx: Tx, run: DagRunId) -> tuple[RunEvent, ...]:
-    rows = _RUN_EVENTS.run(tx.connection, of_run=run).fetchall()
-    return tuple(RunEvent(name, bytes(payload), read(tx.connection, at)) for name, payload, at in rows)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, assert_never
 
 import msgspec
-from sqlalchemy import Table, and_, bindparam, case, delete, exists, func, literal_column, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+)
 
-from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX, TaskState
-from headgate.protocol.messages.maps import Elements, Output
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX, TaskSpec, TaskState
+from headgate.protocol.messages.maps import Elements, Output, OwnValue
 from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.messages.start_triggers import Listed, OwnSource
 from headgate.protocol.messages.steps import XCom
@@ -23,7 +35,7 @@ from headgate.store.db.transaction import Database, Tx
 from headgate.store.db.verbs import Verbs, acting, reading
 from headgate.store.errors import BadName, NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, TaskInstanceId
-from headgate.store.tables import element, task_instance, task_stream, xcom
+from headgate.store.tables import element, emitter, task_instance, task_stream, xcom
 from headgate.store.tasks import task_rows
 from headgate.store.triggers.watchers import check_name
 
@@ -58,8 +70,8 @@ class XComVerbs(Verbs):
         """Return a page of the XComs that the instances of a mapped task of a run have under ``key``.
 
         It ends with the value that exceeds ``bytes_max``, if one does. ``is_counted``: with the number of all of them,
-        for which each instance is looked at; otherwise it costs no more than the page. Raises `ValueRefused` if the
-        task was run without instances, because it was not mapped then.
+        for which those are counted that have no value; otherwise it costs no more than the page. Raises `ValueRefused`
+        if the task was run without instances, because it was not mapped then.
         """
         of_task = {"of_run": dag_run, "of_task": task_id}
         page: list[tuple[int, bytes | None]] = []
@@ -73,8 +85,8 @@ class XComVerbs(Verbs):
                 break
         if not page and (reason := why_without_instances(tx, dag_run, task_id)) is not None:
             raise ValueRefused(reason)
-        count, missing = _COUNTS.run(tx.connection, **of_task).fetchone() if is_counted else (0, 0)
-        return XComPage(tuple(page), count, missing)
+        made, removed, missing = (is_counted and _COUNTS.run(tx.connection, **of_task).fetchone()) or (0, 0, 0)
+        return XComPage(tuple(page), made - removed - missing, missing)
 
 
 _C = task_instance.c
@@ -91,9 +103,21 @@ _PAGE = Prepared(
     .limit(bindparam("limit"))
     .offset(bindparam("offset"))
 )
-_IS_MISSING = ~task_rows.is_in(TaskState.SUCCESS, TaskState.REMOVED)
+# Of the rest, because most have succeeded: of each state a range of the index is counted, and not all instances.
+_REST = sorted(set(TaskState) - {TaskState.SUCCESS, TaskState.REMOVED})
+
+
+def _count_of(*some: TaskState) -> ColumnElement[int]:
+    total: ColumnElement[int] = literal_column("0", Integer())
+    for one in some:
+        total = total + select(func.count()).where(_MAPPED, task_rows.is_in(one)).scalar_subquery()
+    return total
+
+
 _COUNTS = Prepared(
-    select(func.count(case((task_rows.is_in(TaskState.SUCCESS), 1))), func.count(case((_IS_MISSING, 1)))).where(_MAPPED)
+    select(_C.map_made, _count_of(TaskState.REMOVED), _count_of(*_REST)).where(
+        task_rows.unmapped_of(bindparam("of_run")), _C.task_id == bindparam("of_task")
+    )
 )
 # A worker has had the row of the task itself, and it was not expanded after that.
 _HAS_RUN_ITSELF = Prepared(
@@ -220,11 +244,63 @@ def value_of_instance(tx: Tx, instance: TaskInstanceId, source: OwnSource) -> by
             assert_never(source)
 
 
+class OwnValues:
+    """The values that instances take with their steps, which one dispatch gives to workers; each list is read once.
+
+    They are those of which it is certain that they are at the index of the instance: of tasks that are expanded over
+    one task's output as it is. Others are found by the worker, which asks for what it needs.
+    """
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self._lists: dict[tuple[DagRunId, str, str], list[bytes]] = {}
+
+    def of(
+        self, run: DagRunId, index: int, length: int | None, task: TaskSpec | None, mapped: Collection[str]
+    ) -> OwnValue | None:
+        """Return the value of an instance; ``length`` are the values that were counted for its task, if all were."""
+        source = None if task is None or task.map is None else task.map.source
+        if isinstance(source, Elements):
+            row = _ELEMENT_AT.run(self._tx.connection, of_run=run, of_task=source.task_id, at=index).fetchone()
+            return None if row is None else OwnValue(source.task_id, None, int(row[1]), bytes(row[0]))
+        if not isinstance(source, Output) or length is None:
+            return None
+        value = self._left(run, source, index, length, is_mapped=source.task_id in mapped)
+        return None if value is None else OwnValue(source.task_id, source.key, length, value)
+
+    def _left(self, run: DagRunId, source: Output, index: int, length: int, *, is_mapped: bool) -> bytes | None:
+        of = {"of_run": run, "of_task": source.task_id, "of_key": source.key}
+        if is_mapped:
+            # If as many have succeeded as there are, none is missing before it. One that has left nothing has None.
+            row = _OF_INSTANCE.run(self._tx.connection, **of, at=index, length=length).fetchone()
+            return None if row is None else b"null" if row[0] is None else bytes(row[0])
+        place = (run, source.task_id, source.key)
+        if place not in self._lists:
+            left = xcom_of(self._tx, run, source.task_id, source.key)
+            self._lists[place] = [] if left is None else _items(left)
+        items = self._lists[place]
+        return items[index] if index < len(items) == length else None
+
+
 @lru_cache(maxsize=4)  # many instances of one look take theirs from the same list
 def _items(left: bytes) -> list[bytes]:
     return values_in(left) or []
 
 
+_of_run, _at = _C.dag_run_id == bindparam("of_run"), bindparam("at", type_=BigInteger())
+_ELEMENT_AT = Prepared(
+    select(element.c.value, emitter.c.length)
+    .select_from(task_instance.join(emitter))
+    .join(element, and_(element.c.task_instance_id == _C.id, element.c.position == _at))
+    .where(task_rows.unmapped_of(bindparam("of_run")), _C.task_id == bindparam("of_task"))
+)
+_OF_INSTANCE = Prepared(
+    select(xcom.c.value)
+    .select_from(task_instance.join(_own, and_(_own.c.task_id == _C.task_id, _own.c.map_index == literal_column("-1"))))
+    .outerjoin(xcom, and_(xcom.c.task_instance_id == _C.id, xcom.c.key == bindparam("of_key")))
+    .where(_of_run, _own.c.dag_run_id == bindparam("of_run"), _C.task_id == bindparam("of_task"), _C.map_index == _at)
+    .where(task_rows.is_in(TaskState.SUCCESS), _own.c.map_length == bindparam("length"))
+)
 _OF_SOURCE = and_(_C.dag_run_id == _of.c.dag_run_id, _C.task_id == bindparam("of_task"), _C.map_index == -1)
 _INDEX = Prepared(select(_of.c.map_index).where(_of.c.id == bindparam("of_instance")))
 _ELEMENT = Prepared(

@@ -8,6 +8,7 @@ paused, or has as many active runs as it may have, its events wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from headgate.protocol.messages.schedules import AssetSchedule, Schedule
 from headgate.scheduling.contracts import Backlog, EventRun, Waiting
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
+from headgate.store.db.times import read
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRowId, DagRunId
 from headgate.store.tables import (
@@ -32,6 +34,14 @@ from headgate.store.tables import (
 WAITING_EVENTS_MAX = 10_000  # per DAG; beyond it the oldest are dropped, which is counted and logged
 
 _RUN_EVENT = Kind(dag_run_event, ("dag_run_id", "trigger_event_id", "asset_id", "is_superseded"))
+
+
+class RunEvent(msgspec.Struct, frozen=True):
+    """One asset event for which a run was created; ``payload`` is encoded."""
+
+    asset: str
+    payload: bytes
+    stored_at: datetime
 
 
 class Backlogged(msgspec.Struct, frozen=True):
@@ -209,3 +219,17 @@ def drop_oldest(tx: Tx, dag_id: DagRowId) -> int:
         dropped = asset_subscription.c.dropped + literal_column(str(len(ids)))
         tx.connection.execute(update(asset_subscription).where(*subscription).values(dropped=dropped))
     return sum(map(len, by_asset.values()))
+
+
+_RUN_EVENTS = Prepared(
+    select(asset.c.name, trigger_event.c.payload, trigger_event.c.stored_at)
+    .select_from(dag_run_event.join(asset).join(trigger_event))
+    .where(dag_run_event.c.dag_run_id == bindparam("of_run"), dag_run_event.c.is_superseded.is_(False))
+    .order_by(trigger_event.c.id)
+)
+
+
+def events_of_run(tx: Tx, run: DagRunId) -> tuple[RunEvent, ...]:
+    """Return the events of assets for which a run was created, without those that newer ones superseded."""
+    rows = _RUN_EVENTS.run(tx.connection, of_run=run).fetchall()
+    return tuple(RunEvent(name, bytes(payload), read(tx.connection, at)) for name, payload, at in rows)

@@ -52,6 +52,7 @@ def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
         emitted=task.emitted,
         map_length=task.map_length,
         is_of_signals=task.is_of_signals,
+        own=task.own,
     )
 
 

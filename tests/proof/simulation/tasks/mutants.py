@@ -56,16 +56,16 @@ def _guard_by_token_dropped() -> Sequence[Patch]:
 
 
 def _one_token_a_task() -> Sequence[Patch]:
-    def give(tx: LeasedTx, chosen: Sequence[Any]) -> Any:
+    def give(verbs: Any, tx: LeasedTx, chosen: Sequence[Any]) -> Any:
         new_token, names = task_rows.new_token, iter(chosen)
         task_rows.new_token = lambda: f"token-of-{next(names)}"
         try:
-            return original(tx, chosen)
+            return original(verbs, tx, chosen)
         finally:
             task_rows.new_token = new_token
 
-    original = dispatch._give
-    return [(dispatch, "_give", give)]
+    original = dispatch.DispatchVerbs._give
+    return [(dispatch.DispatchVerbs, "_give", give)]
 
 
 def _guard_by_old_state_dropped() -> Sequence[Patch]:
