@@ -8,7 +8,7 @@ PARALLEL := --dist worksteal --numprocesses
 # Without files of compiled code each of the many processes that tests start would compile all of headgate.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-quick proof crash simulate soak streams consumers fuzz bench docs check lint proto lock clean
+.PHONY: demo test test-quick proof crash simulate soak streams consumers brokers fuzz bench docs check lint proto lock clean
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
@@ -38,6 +38,9 @@ streams: $(READY)  ## three supervisors on PostgreSQL, killed one after the othe
 
 consumers: $(READY)  ## a consumer killed 100 times over 50,000 events: make consumers ARGS="--kills 20 --events 5000"
 	$(VENV)/bin/python -m tests.proof.consumers $(ARGS)
+
+brokers: $(READY)  ## the crash tests of all brokers' adapters, with kills of the broker: make brokers ARGS="--minutes 10 --only redis"
+	$(VENV)/bin/python -m tests.proof.brokers $(ARGS)
 
 fuzz: $(READY)  ## longer than in the tests, guided by coverage with atheris: make fuzz ARGS="--minutes 10 --target core"
 	$(VENV)/bin/python -m tests.proof.fuzz $(ARGS)

@@ -28,13 +28,14 @@ SECTIONS = {
     "simulation of groups": '## Simulation of groups\n\nNot run yet: `make simulate ARGS="--groups --proof"`.',
     "simulation of signals": '## Simulation of signals\n\nNot run yet: `make simulate ARGS="--signals --proof"`.',
     "consumers": "## Consumers\n\nNot run yet: `make consumers ARGS=--proof`.",
+    "brokers": "## Brokers\n\nNot run yet: `make brokers ARGS=--proof`.",
 }
 HEAD = """\
 # Proof
 
 What was counted last, written by the commands themselves and, but for signals over gRPC, by nobody's hand:
-`make crash`, `make simulate SEEDS=N ARGS=--proof` and `make consumers ARGS=--proof`. Each section names its command,
-its commit and its date.
+`make crash`, `make simulate SEEDS=N ARGS=--proof`, `make consumers ARGS=--proof` and `make brokers ARGS=--proof`. Each
+section names its command, its commit and its date.
 """
 
 

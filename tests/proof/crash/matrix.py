@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,6 +22,9 @@ from tests.proof.crash.workload import Fault, Workload
 
 RANDOM_KILLS_AT_ONCE = 40  # of one campaign: enough to be worth its beginning and its end
 WRITE_INTERVAL_S = 60.0  # a run of hours that is cut off loses no more of its counts than this
+
+Planned = TypeVar("Planned")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,9 @@ class Matrix:
 
 
 def run_all(
-    todo: Sequence[Plan],
-    run_one: Callable[[int, Plan], list[Result]],
-    on_results: Callable[[Plan, list[Result]], object],
+    todo: Sequence[Planned],
+    run_one: Callable[[int, Planned], list[Found]],
+    on_results: Callable[[Planned, list[Found]], object],
     *,
     jobs: int,
     deadline: float,
@@ -130,7 +134,7 @@ def run_all(
     """
     waiting = list(enumerate(todo))
     with ThreadPoolExecutor(jobs) as pool:
-        running: dict[Future[list[Result]], Plan] = {}
+        running: dict[Future[list[Found]], Planned] = {}
         while (waiting and time.monotonic() < deadline) or running:
             while waiting and len(running) < jobs and time.monotonic() < deadline:
                 number, plan = waiting.pop(0)

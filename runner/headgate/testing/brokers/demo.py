@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +23,7 @@ from rich.console import Console
 from headgate.testing.brokers.station import CONNECTION, Station
 from headgate.testing.crash.campaign import crash_test
 from headgate.testing.crash.pair import PairFailed
-from headgate.testing.crash.report import CrashReport, CrashTestFailed
+from headgate.testing.crash.report import CrashTestFailed
 from headgate.testing.demo import DATABASE_VARIABLE, NOT_PROVEN, interrupt
 
 BROKERS = ("redis", "postgres", "rabbitmq", "nats")
@@ -34,8 +34,12 @@ class NoBroker(Exception):
     """No broker can be started here; the text says why."""
 
 
-def station_of(broker: str, folder: Path) -> Station:
-    """Start a private server, with an empty source on it. Raises `NoBroker`."""
+@contextlib.contextmanager
+def running_station(broker: str, folder: Path) -> Generator[Station]:
+    """Give a private server with an empty source on it: one of `BROKERS`, or another that has a station.
+
+    ``folder`` is made. Nothing is left running. Raises `NoBroker`.
+    """
     try:
         station = _started(broker, folder)
     except ModuleNotFoundError as missing:
@@ -44,15 +48,18 @@ def station_of(broker: str, folder: Path) -> Station:
         raise NoBroker(f"this machine has no program of a server of {broker}")
     try:
         station.create()
-        if broker == "rabbitmq":
+        if broker.startswith("rabbitmq"):
             # A quorum queue that is younger than the last clean start of its node does not survive a kill.
             assert station.server is not None
             station.server.stop()
             station.server.start()
-    except BaseException:
-        station.close()
-        raise
-    return station
+        yield station
+    finally:
+        try:
+            station.close()
+        finally:
+            if station.server is not None:
+                station.server.close()  # a node of RabbitMQ outlives its station, as several may use it
 
 
 def _started(broker: str, folder: Path) -> Station | None:
@@ -65,7 +72,7 @@ def _started(broker: str, folder: Path) -> Station | None:
             if problem := postgres_server.why_none():
                 raise NoBroker(problem)
             return postgres_station.PostgresStation()
-        case "rabbitmq":
+        case "rabbitmq" | "rabbitmq-classic":
             from headgate.testing.brokers import rabbitmq_station
 
             server = rabbitmq_station.find_server()
@@ -74,12 +81,21 @@ def _started(broker: str, folder: Path) -> Station | None:
             folder.parent.chmod(0o711)  # a node that root starts runs as another user
             node = rabbitmq_station.RabbitNode(folder, server)
             node.start()
-            return rabbitmq_station.RabbitStation(node)
+            return rabbitmq_station.RabbitStation(node, is_quorum=broker == "rabbitmq")
         case "nats":
             from headgate.testing.brokers import nats_station
 
             server = nats_station.find_server()
             return None if server is None else nats_station.NatsStation(folder, server)
+        case "mqtt":
+            from headgate.testing.brokers import mqtt_station
+
+            server = mqtt_station.find_server()
+            return None if server is None else mqtt_station.MqttStation(folder, server)
+        case "webhook":
+            from headgate.testing.brokers import webhook_station
+
+            return webhook_station.WebhookStation()
         case _:
             from headgate.testing.brokers import redis_station
 
@@ -91,33 +107,29 @@ def prove(broker: str, folder: Path, events: int, kills: int, subscribers: int, 
     """Run the demo in an empty folder, print its report, and return whether all is well."""
     database = os.environ.get(DATABASE_VARIABLE)
     try:
-        station = station_of(broker, folder / "broker")
+        with running_station(broker, folder / "broker") as station:
+            assert station.server is not None
+            report = crash_test(
+                station.trigger(message_bytes_max=MESSAGE_BYTES_MAX),
+                station,
+                messages=events,
+                kills=kills,
+                subscribers=subscribers,
+                settings={f"conn_{CONNECTION}": station.uri, **({"database_url": database} if database else {})},
+                seed=seed,
+                folder=folder / "crash",
+                kill_broker=station.server.crash,
+                on_kill=lambda kill: out.print(f"SIGKILL: {kill}", markup=False),
+            )
     except NoBroker as error:
         out.print(f"the demo cannot be run: {error}", markup=False)
         return False
-    assert station.server is not None
-    report: CrashReport
-    try:
-        report = crash_test(
-            station.trigger(message_bytes_max=MESSAGE_BYTES_MAX),
-            station,
-            messages=events,
-            kills=kills,
-            subscribers=subscribers,
-            settings={f"conn_{CONNECTION}": station.uri, **({"database_url": database} if database else {})},
-            seed=seed,
-            folder=folder / "crash",
-            kill_broker=station.server.crash,
-            on_kill=lambda kill: out.print(f"SIGKILL: {kill}", markup=False),
-        )
     except CrashTestFailed as failed:
         out.print(str(failed), markup=False)
         return False
     except PairFailed as failure:
         out.print(f"the demo failed: {failure}", markup=False)
         return False
-    finally:
-        station.close()
     out.print(str(report), markup=False)
     once = "once" if station.key_is_stable else "at least once, as this broker gives messages no name,"
     out.print(f"Every message was stored {once} for every subscriber, and none was acknowledged before.")

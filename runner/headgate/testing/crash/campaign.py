@@ -65,6 +65,7 @@ def crash_test(
     folder: Path | None = None,
     kill_broker: Callable[[], object] | None = None,
     on_kill: Callable[[str], object] | None = None,
+    open_pair: Callable[..., Pair] = Pair,
 ) -> CrashReport:
     """Kill the real pair ``kills`` times while it runs the trigger; raise unless nothing was lost or stored twice::
 
@@ -88,7 +89,8 @@ def crash_test(
     the plan of the kills; the same seed gives the same plan, but the exact instants differ from run to run. ``folder``
     will hold the database, the log and the history; by default it is a temporary one, removed if the test passes.
     With ``kill_broker`` every third kill is of the broker: it is called to kill the broker and start it again, while
-    nothing is published. ``on_kill`` is called with each kill in words, after the look that follows it.
+    nothing is published. ``on_kill`` is called with each kill in words, after the look that follows it. ``open_pair``
+    makes the pair, with the arguments of `Pair`: a subclass may read the events in another way.
 
     Raises `CrashTestFailed` (an AssertionError) with the story of each finding, and `PairFailed` if the supervisor or
     the runner does not work at all.
@@ -100,7 +102,7 @@ def crash_test(
     kills = overrides.get("kills", kills)
     seed = overrides.get("seed", secrets.randbelow(2**32) if seed is None else seed)
     place = folder or Path(tempfile.mkdtemp(prefix="headgate-crash-"))
-    pair = Pair(
+    pair = open_pair(
         place / "pair",
         import_paths=[import_path],
         python_path=[place / "deaths"],
