@@ -74,6 +74,7 @@ class Result(NamedTuple):
 _EVENTS = """
 SELECT e.id, w.name, e.payload FROM trigger_event e JOIN asset_watcher w ON w.trigger_id = e.trigger_id ORDER BY e.id
 """
+_LETTERS = "SELECT reason FROM dead_letter"
 
 # --- running -------------------------------------------------------------------------------------
 
@@ -81,11 +82,20 @@ SELECT e.id, w.name, e.payload FROM trigger_event e JOIN asset_watcher w ON w.tr
 class ReadPair(Pair):
     """A pair whose database is read by the bare driver: the command takes a second, and there are many looks."""
 
+    within_s = 240.0  # the command runs beside others, for hours
+
+    def dead_letters(self) -> list[str]:
+        """Return the reasons of the dead letters."""
+        return [str(reason) for (reason,) in self._ask(_LETTERS)]
+
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return id, watcher and encoded payload of the stored events, the oldest first."""
-        rows = open_reader(f"sqlite:///{self.folder / 'headgate.db'}").ask(_EVENTS)
+        rows = self._ask(_EVENTS)
         found = [{"id": id_, "watcher": watcher, "payload": bytes(payload)} for id_, watcher, payload in rows]
         return [row for row in found if name in (None, row["watcher"])]
+
+    def _ask(self, statement: str) -> list[tuple[Any, ...]]:
+        return open_reader(f"sqlite:///{self.folder / 'headgate.db'}").ask(statement)
 
 
 def plan(brokers: Sequence[str], kills: int, seed: int) -> list[Trial]:

@@ -11,6 +11,7 @@ import pwd
 import secrets
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from pika.exceptions import AMQPError
 
 from headgate.brokers.rabbitmq import RabbitTrigger
 from headgate.testing.brokers.reading import NAME
-from headgate.testing.brokers.station import CONNECTION, Refusal, ServerProcess, Station, free_port
+from headgate.testing.brokers.station import CONNECTION, WITHIN_S, Refusal, ServerProcess, Station, free_port
 from headgate.testing.brokers.tap import AckParser, Tap
 
 SERVERS = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "/opt/rabbitmq/sbin/rabbitmq-server")
@@ -168,7 +169,8 @@ class RabbitQueue:
     def ask(self, what: Callable[[Any], Any]) -> Any:
         """Return what a call with a channel returns; it is repeated over trouble, as a careful publisher does."""
         failure: Exception | None = None
-        for _ in range(100):
+        deadline = time.monotonic() + WITHIN_S
+        while failure is None or time.monotonic() < deadline:
             try:
                 if self._connection is None or not self._connection.is_open:
                     self._connection = pika.BlockingConnection(self._parameters)

@@ -30,7 +30,7 @@ from headgate.testing.crash.journal import (
     message_in,
 )
 from headgate.testing.crash.killing import MarkedDeaths
-from headgate.testing.crash.pair import Pair, folder_of
+from headgate.testing.crash.pair import WITHIN_S, Pair, folder_of
 from headgate.testing.crash.report import CrashReport, CrashTestFailed
 from headgate.triggers.base import BaseTrigger
 from headgate.triggers.shared_stream import SharedStreamProducer
@@ -348,8 +348,9 @@ class _Trial:
         """Look until everything is stored and forgotten, or nothing changes any more."""
         expected = sum(self._wanted[name] for name in self._begun) * len(self._subscribers)
         changed_at, seen = time.monotonic(), (-1, -1)
+        settled_after_s = SETTLED_AFTER_S * self._pair.within_s / WITHIN_S  # longer for a pair that has more time
         pause = threading.Event()
-        while time.monotonic() - changed_at < SETTLED_AFTER_S:
+        while time.monotonic() - changed_at < settled_after_s:
             self._look("coming to rest")
             if len(self._rows_seen) >= expected and not (self._has_journal and self._pending):
                 return

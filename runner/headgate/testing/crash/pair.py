@@ -58,8 +58,11 @@ class Pair:
     ``import_paths``: folders of the modules of the triggers, besides those that `add` finds by itself.
     ``settings``: headgate's settings by name, such as ``ack_timeout_s="5"``. With ``database_url`` the pair runs on
     that database instead, for example an empty one on PostgreSQL; its tables are created, and it is not removed.
-    Without ``has_short_waits`` all other settings keep their defaults, instead of `SETTINGS`.
+    Without ``has_short_waits`` all other settings keep their defaults, instead of `SETTINGS`. A subclass may set
+    ``within_s``, the longest that any single thing may take.
     """
+
+    within_s = WITHIN_S
 
     def __init__(
         self,
@@ -144,9 +147,9 @@ class Pair:
         assert self._process is not None, "it was not started"
         self._process.terminate()
         try:
-            return self._process.wait(WITHIN_S)
+            return self._process.wait(self.within_s)
         except subprocess.TimeoutExpired:
-            raise self.failure(f"the supervisor did not leave within {WITHIN_S:g} s of SIGTERM") from None
+            raise self.failure(f"the supervisor did not leave within {self.within_s:g} s of SIGTERM") from None
 
     def close(self) -> None:
         """End all processes, however the test ended. The runner dies with its supervisor (I7)."""
@@ -174,7 +177,9 @@ class Pair:
         """Return the payloads of the stored events."""
         return [row["payload"] for row in self.events(name)]
 
-    def wait_events(self, count: int, name: str | None = None, *, within_s: float = WITHIN_S) -> list[dict[str, Any]]:
+    def wait_events(
+        self, count: int, name: str | None = None, *, within_s: float | None = None
+    ) -> list[dict[str, Any]]:
         """Wait until ``count`` events are stored; return all of them."""
         rows: list[dict[str, Any]] = []
 
@@ -223,8 +228,9 @@ class Pair:
                         found.append(child)
         return found
 
-    def wait_until(self, condition: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str, *, within_s: float | None = None) -> None:
         """Wait until a condition is true. Raises `PairFailed`, which names it ``what``, after ``within_s`` seconds."""
+        within_s = self.within_s if within_s is None else within_s
         deadline, pause = time.monotonic() + within_s, threading.Event()
         while not condition():
             if time.monotonic() > deadline:
@@ -258,7 +264,7 @@ class Pair:
     def wait_dead(self, runners: Sequence[psutil.Process] = ()) -> None:
         """Wait until the supervisor and its runners have ended."""
         assert self._process is not None, "it was not started"
-        self._process.wait(WITHIN_S)
+        self._process.wait(self.within_s)
         self.wait_until(lambda: not any(map(_is_alive, runners)), "the runner is gone with its supervisor")
 
     # --- inside -----------------------------------------------------------------------------------
@@ -294,7 +300,7 @@ class Pair:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=WITHIN_S,
+            timeout=self.within_s,
         )
         if called.returncode != 0:
             raise PairFailed(f"headgate {' '.join(arguments[:2])} failed: {called.stderr.strip()}")
