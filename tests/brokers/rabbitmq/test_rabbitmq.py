@@ -17,7 +17,7 @@ from pika.exceptions import IncompatibleProtocolError
 from tests.brokers.servers.certificates import NOW, Certify
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
-from headgate.brokers.clients.rabbitmq_client import open_connection, queue_arguments
+from headgate.brokers.clients.rabbitmq_client import TROUBLE, open_connection, queue_arguments, translated
 from headgate.brokers.rabbitmq import RabbitProducer, RabbitTrigger
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.rabbitmq_station import SHORT_LIMIT_BYTES, RabbitAckParser, RabbitNode, RabbitStation
@@ -247,3 +247,11 @@ def test_certificates_of_both_sides_are_checked(rabbitmq_node: RabbitNode, certi
     for wrong in (other, expired):
         with pytest.raises(BrokerMisconfigured, match="the server refuses our certificate"):
             told(wrong)
+
+
+def test_a_link_that_is_reset_while_pika_begins_is_trouble_and_another_error_of_values_is_not() -> None:
+    text = "Expected connected socket, but getpeername() failed: error=OSError(107)"  # seen when a node was killed
+    with pytest.raises(TROUBLE, match="getpeername"), translated("orders"):
+        raise ValueError(text)
+    with pytest.raises(ValueError, match="another"), translated("orders"):
+        raise ValueError("another")

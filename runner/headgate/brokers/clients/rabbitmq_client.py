@@ -65,6 +65,7 @@ _INEQUIVALENT: Final = re.compile(
     r"(?:the value )?(?:'(?P<value>.*?)'|(?P<none>none))(?: of type '(?P<type>\w+)')?$"
 )
 _GUARD: Final = "x-dead-letter-exchange"
+_RESET: Final = "Expected connected socket"
 
 # It writes errors of its own, with tracebacks, about what is raised as well, and logged by the producer.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
@@ -144,6 +145,11 @@ def translated(name: str) -> Generator[None]:
         if (refusal := certificate_error(error)) is not None:
             raise BrokerMisconfigured(f"{name}: {refusal}") from None
         raise
+    except ValueError as error:
+        # pika says so of a connection that is reset between its making and pika's next look at it.
+        if _RESET not in str(error):
+            raise
+        raise RabbitPasses(str(error)) from None
     except (exceptions.ShortStringTooLong, exceptions.UnsupportedAMQPFieldException) as error:
         raise BrokerError(f"{name}: {_text(error)}") from None
 
