@@ -32,6 +32,7 @@ NAMES = (
     "outbox",
     "rabbitmq",
     "nats",
+    "sqs",
     "mqtt",
     "latency",
     "start",

@@ -103,11 +103,12 @@ def require_acknowledged(source: BareSource) -> None:
         raise BenchFailed(f"the broker still has {left:,} messages")
 
 
-def bench_of(name: str, what: str, filled: Filled) -> Bench:
-    """Return the benchmark of a broker: one case for each database."""
+def bench_of(name: str, what: str, filled: Filled, *, messages_share: float = 1.0) -> Bench:
+    """Return the benchmark of a broker: one case for each database. A slow one may have a share of the messages."""
 
     def cases(options: Options) -> list[Case]:
-        return [case(kind, options.of(60_000, 20_000, 200)) for kind in options.databases]
+        messages = max(50, int(options.of(60_000, 20_000, 200) * messages_share))
+        return [case(kind, messages) for kind in options.databases]
 
     def case(kind: str, messages: int) -> Case:
         return Case(

@@ -20,12 +20,15 @@ from benchmarks.bench_redis import redis_answers
 from benchmarks.databases import postgresql_answers
 from benchmarks.harness import Document, Options, measure, options_of, parser, rendered
 
+from headgate.testing.brokers import sqs_station
+
 ROOT = Path(__file__).parents[2]
 ANSWERS: dict[str, Callable[[], bool]] = {
     "redis": redis_answers,
     "outbox": outbox_answers,
     "rabbitmq": rabbitmq_answers,
     "nats": nats_answers,
+    "sqs": sqs_station.is_there,
     "mqtt": mosquitto_is_there,
 }
 # Where the two databases are driven differently: the drivers, the proxy. The others would only take longer.

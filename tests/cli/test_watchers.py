@@ -151,6 +151,8 @@ def test_a_source_is_added_without_python_and_tried_as_any_other(call_database: 
     added = call_database("watchers", "add", "orders", "--from", source)
     assert (added.code, added.err) == (0, "")
     assert row_of(call_database)["classpath"] == "headgate.brokers.redis_streams.RedisStreamTrigger"
+    fifo = call_database("watchers", "add", "eu", "--from", "sqs://shop/orders.fifo?visibility_s=30&accept_drop=true")
+    assert (fifo.code, fifo.err) == (0, "")
     wrong = call_database("watchers", "add", "others", "--from", "redis://shop/orders?group=g&lane=none")
     assert wrong.code == 1
     assert 'lane must be "stream", "message" or "field:FIELD", not \'none\'' in wrong.err

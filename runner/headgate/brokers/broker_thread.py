@@ -220,6 +220,7 @@ class BrokerThread:
         self._take_outcomes()
         while self._settle():
             pass
+        self._producer.give_back(self._held.refs)
         return True
 
     def _step(self) -> None:

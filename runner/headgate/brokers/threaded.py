@@ -159,6 +159,12 @@ class ThreadedProducer(CheckedProducer):
     def extend(self, refs: Sequence[Any]) -> None:
         """Have the broker lend these messages for longer; called every ``extend_s`` seconds while any is held."""
 
+    def give_back(self, refs: Sequence[Any]) -> None:
+        """Have the broker deliver these at once to whom reads next; called as the thread ends in order.
+
+        For a broker that lends a message for some time.
+        """
+
     def idle(self) -> None:
         """Keep the connection alive while nothing may be received; called at least every ``poll_s`` seconds."""
 

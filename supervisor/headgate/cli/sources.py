@@ -94,6 +94,19 @@ SOURCES: Final[Mapping[str, Source]] = {
             **_LIMITS,
         },
     ),
+    "sqs": Source(
+        "headgate.brokers.sqs.SqsTrigger",
+        "queue",
+        (),
+        {
+            "account": str,
+            "body": str,
+            "visibility_s": int,
+            "dead_letter": str,
+            "accept_drop": _flag,
+            **_LIMITS,
+        },
+    ),
     "mqtt": Source(
         "headgate.brokers.mqtt.MqttTrigger",
         "topic",
