@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -87,6 +88,18 @@ def test_modules_and_functions_fit_the_limits(path: Path) -> None:
             assert node.end_lineno is not None
             length = node.end_lineno - node.lineno + 1
             assert length <= FUNCTION_LINES_MAX, f"{node.name} has {length} lines"
+
+
+def test_migrations_follow_one_another_in_the_order_of_their_names() -> None:
+    from headgate.store.db.schema import HEAD_REVISION
+
+    folder, before = "supervisor/headgate/store/db/migrations/versions", "None"
+    for path in sorted((ROOT / folder).glob("0*.py")):
+        found = dict(re.findall(r"^(revision|down_revision) = (.+)$", path.read_text(), re.MULTILINE))
+        number = f'"{path.name[:4]}"'
+        assert found == {"revision": number, "down_revision": before}, path.name
+        before = number
+    assert before == f'"{HEAD_REVISION}"'
 
 
 @pytest.mark.parametrize(
