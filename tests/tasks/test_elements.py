@@ -213,6 +213,45 @@ def test_who_is_far_ahead_waits_and_goes_on_when_there_is_room_or_it_takes_too_l
 # --- what is refused -----------------------------------------------------------------------------
 
 
+def test_an_element_has_a_key_or_none_has(supervisor: Supervisor) -> None:
+    class Keyed(Load):
+        def execute(self, context: Any) -> None:
+            for number, key in self.pairs:
+                self.emit(number, key=key)
+
+    def emitted(*pairs: tuple[Any, Any]) -> StepOutcome:
+        with DAG("d"):
+            keyed = Keyed(task_id="t")
+        keyed.pairs = pairs  # type: ignore[attr-defined]
+        return run_step(keyed, make_context(keyed, run_id="r"))
+
+    once, again = emitted((1, "a"), (2, "b")), emitted((3, "b"))
+    assert isinstance(once, StepSucceeded)
+    assert isinstance(again, StepSucceeded)
+    assert once.emitted is not None
+    assert again.emitted is not None
+    assert (once.emitted.values, once.emitted.keys[1:]) == ((b"1", b"2"), again.emitted.keys)
+    for pairs, error in (
+        (((1, "a"), (2, None)), "KeysMixed: elements are emitted with keys and without"),
+        (((1, 2),), "TypeError: the key of an element must be a str, not 2"),
+        (((1, ""),), "ValueError: the key of an element must have 1..8192 characters, not 0"),
+    ):
+        refused = emitted(*pairs)
+        assert isinstance(refused, StepFailed)
+        assert refused.error.startswith(error)
+
+
+def test_run_task_knows_elements_by_their_keys() -> None:
+    class Keyed(Load):
+        def execute(self, context: Any) -> None:
+            for key in "abab":
+                self.emit(key.upper(), key=key)
+
+    with DAG("d"):
+        keyed = Keyed(task_id="t")
+    assert run_task(keyed).elements == ["A", "B"]
+
+
 def test_only_who_says_that_it_emits_may() -> None:
     class Silent(Load):
         emits = False

@@ -206,18 +206,19 @@ class BaseOperator(SignalOperator, Arrows):
         """
         self._handling("end_stream()").end()
 
-    def emit(self, value: Any) -> None:
+    def emit(self, value: Any, *, key: str | None = None) -> None:
         """Leave an element for the tasks that are expanded over the output of this one, which need ``emits = True``.
 
         Elements are stored with the outcome of the step; those for the events of a stream together with the place up
-        to which they are handled. A task that is tried again emits the same ones again. Raises RuntimeError outside of
-        a step, `StreamMisused`, `ValueNotSerializable`, `ValueTooLong` and `TooManyElements`.
+        to which they are handled. A task that is tried again emits the same ones again. With a ``key`` an element that
+        is there is not emitted again, and a new try may emit others, in any order. Raises RuntimeError outside of a
+        step, and what `Emissions.add` raises.
         """
         if not self.emits:
             raise RuntimeError(f"{type(self).__name__} emits: it needs the attribute emits = True")
         if self._emissions is None:
             raise RuntimeError("emit() is for the methods that a step calls")
-        self._emissions.add(value)
+        self._emissions.add(value, key)
 
     def _handling(self, what: str) -> StreamStep:
         if self._stream is None or not self._stream.is_handling:

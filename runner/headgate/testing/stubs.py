@@ -59,6 +59,7 @@ from headgate.protocol.messages.signals import (
     SignalWait,
     StoredSignal,
 )
+from headgate.protocol.messages.steps import Emitted
 from headgate.protocol.values import count_items, decode_value, encode_value
 from headgate.signals import SignalAction, SignalOperator, SignalVersion
 from headgate.signals.listening import NothingMore
@@ -264,6 +265,8 @@ class Stubs:
                 raise ValueError(f"runs[{dag_id!r}] is empty: give the state of the run")
         self.created: list[CreatedRun] = []
         self.elements: list[Any] = []  # that the task has emitted
+        self.emitted = 0  # how often it did; the same key more than once is one element
+        self.element_keys: set[bytes] = set()
         self.of_index: OfIndex | None = None
         self.signals = StubSignals(signals or {})
 
@@ -278,8 +281,8 @@ class Stubs:
                 return EncodedValue(self.read_xcom(task_id, key, map_index))
             case GetXComs(task_id, key, after, offset, limit, is_counted):
                 return self.read_xcoms(task_id, key, after=after, offset=offset, limit=limit, is_counted=is_counted)
-            case EmitElements(first, values):
-                self.elements[first:] = map(decode_value, values)
+            case EmitElements(first, values, keys):
+                self.emit(Emitted(first, values, keys))
                 return ElementRoom(XCOMS_PER_PAGE_MAX)
             case GetTaskStates():
                 return self._task_states(query)
@@ -295,6 +298,16 @@ class Stubs:
                 return StartSignals()  # the context has them
             case _:
                 assert_never(query)
+
+    def emit(self, emitted: Emitted) -> None:
+        """Take what a step has emitted."""
+        self.emitted = emitted.first + len(emitted.values)
+        if not emitted.keys:
+            self.elements[emitted.first :] = map(decode_value, emitted.values)
+        for value, key in zip(emitted.values, emitted.keys, strict=False):
+            if key not in self.element_keys:
+                self.element_keys.add(key)
+                self.elements.append(decode_value(value))
 
     def read_xcom(self, task_id: str, key: str, map_index: int = -1) -> bytes | None:
         """Return the encoded XCom of another task; of an instance, from the list that is given for its task.

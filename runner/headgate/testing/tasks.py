@@ -109,6 +109,7 @@ class TaskResult:
     stream: TrialStream | None = field(default=None, repr=False, compare=False)
     map_name: str | None = None
     appended: list[tuple[Any, str | None]] = field(default_factory=list[tuple[Any, "str | None"]])
+    _element_keys: frozenset[bytes] = field(default=frozenset(), repr=False, compare=False)
 
     @property
     def value(self) -> Any:
@@ -230,6 +231,8 @@ class _Trial:
             if after.stream.handled:
                 self._xcoms = dict(after.xcoms)
                 stubs.elements += after.elements
+                stubs.emitted = len(after.elements)
+                stubs.element_keys |= after._element_keys
 
     def run(self, place_of: Callable[[BaseOperator], int], context_of: Callable[..., Context]) -> TaskResult:
         """Run steps and waits until the task ends. Raises ValueError for an instance that it does not have."""
@@ -278,7 +281,7 @@ class _Trial:
         kind = operator.kind if isinstance(operator, MappedOperator) else type(operator)
         with skipped_wall_clock(kind, self._clock, *_modules_of(operator), skips_sleep=True):
             context = self._context_of(operator, stream=TaskStream.of(part))
-            outcome = run_step(operator, context, resumption, part, emitted=len(self._stubs.elements))
+            outcome = run_step(operator, context, resumption, part, emitted=self._stubs.emitted)
         self._map_name = context["ti"].map_name or self._map_name
         if self._left_s < 0 and not is_failing:
             return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
@@ -290,7 +293,7 @@ class _Trial:
                 if key is None or all(key != other for _, other in self._appended):
                     self._appended.append((decode_value(value), key))
         if outcome.emitted is not None:
-            self._stubs.elements += map(decode_value, outcome.emitted.values)
+            self._stubs.emit(outcome.emitted)
         if not isinstance(outcome, StepFailed):
             for signal in outcome.signals:
                 self._stubs.signals.send(signal)
@@ -324,6 +327,7 @@ class _Trial:
             deferrals=self._deferrals,
             created_runs=self._stubs.created,
             elements=list(self._stubs.elements),
+            _element_keys=frozenset(self._stubs.element_keys),
             signals=list(self._stubs.signals.sent),
             waited=timedelta(seconds=self._clock.now_s),
             map_name=self._map_name,

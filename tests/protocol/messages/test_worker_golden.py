@@ -83,7 +83,7 @@ from headgate.protocol.messages.worker import (
 )
 
 _XCOMS = (XCom("k", b"1"),)
-_EMITTED = Emitted(first=6, values=(b"7",))
+_EMITTED = Emitted(first=6, values=(b"7",), keys=(b"8",))
 _SIGNALS = (SignalSend(key="k", value=b"8", dedup="d", namespace="n", is_of_run=True),)
 _APPENDED = Appended(task_id="t", values=(b"8", b"9"), keys=(None, b"hash"), length_max=10)
 _HANDLED = Handled(event_id=70001, count=3, state=b'{"n":3}')
@@ -280,7 +280,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
     ),
     "RequestXCom": Request(id=1, query=GetXCom(task_id="t", key="k", map_index=7)),
     "RequestXComs": Request(id=1, query=GetXComs(task_id="t", key="k", after=2, offset=3, limit=4, is_counted=False)),
-    "RequestEmission": Request(id=6, query=EmitElements(first=1, values=(b"2",))),
+    "RequestEmission": Request(id=6, query=EmitElements(first=1, values=(b"2",), keys=(b"3",))),
     "RequestVariable": Request(id=2, query=GetVariable(name="v")),
     "RequestConnection": Request(id=3, query=GetConnection(name="c")),
     "RequestStates": Request(id=4, query=GetTaskStates(dag_id="d", run_id="r", logical_date_s=1.5, task_ids=("t",))),

@@ -164,6 +164,40 @@ def test_another_value_than_in_an_earlier_try_is_refused(store: Store, query: Qu
     assert maps.elements() == list(values(1, 2)), "nothing of them is stored"
 
 
+def keyed(first: int, *pairs: tuple[int, str]) -> Emitted:
+    return Emitted(first, values(*(value for value, _ in pairs)), tuple(key.encode() for _, key in pairs))
+
+
+def test_with_keys_an_element_is_the_one_of_its_key_in_any_order_and_try(store: Store, query: Query) -> None:
+    maps = Emitting(store, query)
+    source = maps.begin()
+    for _ in range(2):  # it is not known whether the first was committed
+        room = store.tasks.emit(maps.epoch, source.id, source.token, keyed(0, (1, "a"), (2, "b"), (3, "a")))
+        assert room is not None
+    maps.plan()
+    assert (maps.elements(), maps.instances()) == (list(values(1, 2)), ["scheduled"] * 2)
+    assert maps.end(source, StepFailed("boom")) is TaskState.UP_FOR_RETRY
+    maps.store.tasks.retry_due(maps.epoch)
+    again = maps.begin()
+    with pytest.raises(ValueRefused, match="elements with keys and without"):
+        maps.emit(again, 0, 1)
+    # In another order, with another value, and without one of them.
+    store.tasks.emit(maps.epoch, again.id, again.token, keyed(0, (7, "b")))
+    assert maps.end(again, StepSucceeded(emitted=keyed(1, (3, "c")))) is TaskState.SUCCESS
+    assert maps.elements() == list(values(1, 2, 3))
+    maps.run_all()
+    assert (maps.instances(), maps.ended()) == (["success"] * 3, "success")
+
+
+def test_elements_without_keys_are_followed_by_none_with_a_key(store: Store, query: Query) -> None:
+    maps = Emitting(store, query)
+    source = maps.begin()
+    maps.emit(source, 0, 1)
+    with pytest.raises(ValueRefused, match="elements with keys and without"):
+        maps.end(source, StepSucceeded(emitted=keyed(1, (2, "a"))))
+    assert maps.elements() == list(values(1))
+
+
 def test_a_retry_that_is_skipped_must_have_emitted_as_much_as_the_try_before(store: Store, query: Query) -> None:
     maps = Emitting(store, query)
     source = maps.begin()

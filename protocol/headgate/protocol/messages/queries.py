@@ -68,11 +68,13 @@ class GetXComs(WireStruct, frozen=True, tag="get_xcoms"):
 class EmitElements(WireStruct, frozen=True, tag="emit"):
     """Store elements that a task emits, before its step ends. For tasks. Answered by `ElementRoom`.
 
-    ``values`` are encoded, and stand at the positions from ``first`` on. Those that are stored must be the same.
+    ``values`` are encoded, and stand at the positions from ``first`` on. Those that are stored must be the same. With
+    ``keys`` they are one by their keys (`headgate.protocol.messages.steps.Emitted`).
     """
 
     first: int
     values: tuple[bytes, ...]
+    keys: tuple[bytes, ...] = ()
 
 
 class GetVariable(WireStruct, frozen=True, tag="get_variable"):

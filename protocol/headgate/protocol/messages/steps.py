@@ -26,10 +26,15 @@ class XCom(WireStruct, frozen=True):
 
 
 class Emitted(WireStruct, frozen=True):
-    """Encoded elements that a task emits, at the positions from ``first`` on, counted over the steps of its try."""
+    """Encoded elements that a task emits, at the positions from ``first`` on, counted over the steps of its try.
+
+    ``keys`` has one for each, 32 bytes, or is empty. An element with a key that is there already is the one that is
+    there; then ``first`` says nothing.
+    """
 
     first: int
     values: tuple[bytes, ...]
+    keys: tuple[bytes, ...] = ()
 
 
 class Appended(WireStruct, frozen=True):

@@ -3,10 +3,13 @@
 They are sent with the outcome of the step. A generator's are sent before that as well, as soon as they come, or in
 groups if they come faster than they can be stored. Those that a handler of a stream emits go with the place up to which
 it has come, so that none is emitted twice.
+
+An element may have a key: then it is one with that of the same key, whenever it was emitted, and whatever its value.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Final
@@ -20,6 +23,7 @@ from headgate.protocol.values import encode_value
 
 SENT_BYTES_MAX: Final = 512 * 1024  # of elements in one message before the outcome
 SENT_MAX: Final = 1000
+KEY_CHARS_MAX: Final = 8192  # of which a hash is stored
 OUTCOME_BYTES_MAX: Final = 8 * 1024 * 1024  # of elements in one outcome: it fits a frame
 ROOM_WAIT_S: Final = 10.0  # how long a task waits for those that are expanded over it, before it goes on regardless
 ROOM_LOOK_S: Final = 0.25
@@ -28,6 +32,10 @@ REGARDLESS: Final = 1000  # elements that it emits without waiting again
 
 class EmittedAgain(Exception):
     """A step emits what an earlier try has emitted, and its elements are not compared."""
+
+
+class KeysMixed(Exception):
+    """A step emits elements with keys, and others without."""
 
 
 class TooManyElements(Exception):
@@ -46,6 +54,8 @@ class Emissions:
         self._is_again = is_again
         self._sleep = sleep
         self._values: list[bytes] = []
+        self._keys: list[bytes] = []  # as many as there are values, or none
+        self._has_keys: bool | None = None  # once something is emitted
         self._bytes = 0
         self._kept = 0  # of the values: those that belong to events that are handled
         self._room = 0
@@ -53,15 +63,19 @@ class Emissions:
         self._sent_at = self._sending_s = 0.0
         self.is_handling = False
 
-    def add(self, value: Any) -> None:
+    def add(self, value: Any, key: str | None = None) -> None:
         """Emit a value.
 
-        Raises `ValueNotSerializable`, `ValueTooLong`, `TooManyElements`, `EmittedAgain`, and what a query raises.
+        Raises `ValueNotSerializable`, `ValueTooLong`, TypeError and ValueError for the key, `KeysMixed`,
+        `TooManyElements`, `EmittedAgain`, and what a query raises.
         """
-        if self._is_again:
+        hashed = None if key is None else hash_of_key(key, "an element")
+        if self._has_keys is not None and self._has_keys != (key is not None):
+            raise KeysMixed("elements are emitted with keys and without: give a key to all of a task, or to none")
+        if self._is_again and key is None:
             raise EmittedAgain(
-                "execute has emitted in an earlier try, whose stream goes on: emit in the handler, or only if "
-                'context["stream"] is None or has handled no event'
+                "execute has emitted in an earlier try, whose stream goes on: emit in the handler, with keys, or only "
+                'if context["stream"] is None or has handled no event'
             )
         position = self._first + len(self._values)
         encoded = encode_value(value, where=f"element {position}", bytes_max=XCOM_BYTES_MAX)
@@ -74,6 +88,8 @@ class Emissions:
                 )
             self.send()
         self._values.append(encoded)
+        self._keys += [] if hashed is None else [hashed]
+        self._has_keys = hashed is not None
         self._bytes += len(encoded)
 
     def keep(self) -> None:
@@ -82,7 +98,8 @@ class Emissions:
 
     def take(self, *, only_kept: bool = False) -> Emitted | None:
         """Return what goes with the outcome. A step that fails leaves no more than what it has kept."""
-        return Emitted(self._first, tuple(self._values[: self._kept] if only_kept else self._values))
+        count = self._kept if only_kept else len(self._values)
+        return Emitted(self._first, tuple(self._values[:count]), tuple(self._keys[:count]))
 
     def send(self) -> None:
         """Have what was emitted stored now; wait if those that are expanded over the task are far behind."""
@@ -120,10 +137,19 @@ class Emissions:
                 self.send()
 
     def _store(self) -> None:
-        answer = send_query(EmitElements(self._first, tuple(self._values)))
+        answer = send_query(EmitElements(self._first, tuple(self._values), tuple(self._keys)))
         if not isinstance(answer, ElementRoom):
             raise ProtocolError(f"the supervisor answers EmitElements with {type(answer).__name__}")
         self._first += len(self._values)
         self._regardless -= len(self._values)
         self._room = answer.room
-        self._values, self._bytes = [], 0
+        self._values, self._keys, self._bytes = [], [], 0
+
+
+def hash_of_key(key: str, of: str) -> bytes:
+    """Return what is stored of the key of ``of``. Raises TypeError and ValueError."""
+    if not isinstance(key, str):
+        raise TypeError(f"the key of {of} must be a str, not {key!r:.100}")
+    if not 1 <= len(key) <= KEY_CHARS_MAX:
+        raise ValueError(f"the key of {of} must have 1..{KEY_CHARS_MAX} characters, not {len(key)}")
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

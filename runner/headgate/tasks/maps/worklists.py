@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +10,7 @@ from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.maps import INSTANCES_MAX, Source
 from headgate.protocol.messages.steps import Appended
 from headgate.protocol.values import encode_value
+from headgate.tasks.maps.elements import hash_of_key
 from headgate.tasks.maps.outputs import Computed
 from headgate.tasks.maps.sources import Mappable
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 DEFAULT_LENGTH_MAX: Final = 100_000
 APPENDS_PER_STEP_MAX: Final = 10_000
 APPENDED_BYTES_MAX: Final = 8 * 1024 * 1024  # by one step: its outcome fits a frame
-KEY_CHARS_MAX: Final = 8192  # of which a hash is stored
 
 
 class AppendMisused(Exception):
@@ -73,6 +72,7 @@ class Appends:
         self._given = given
         self._values: list[bytes] = []
         self._keys: list[str | None] = []
+        self._hashes: list[bytes | None] = []
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -80,10 +80,7 @@ class Appends:
 
     def add(self, value: Any, key: str | None) -> None:
         """Append a value. Raises `ValueNotSerializable`, `ValueTooLong`, TypeError, ValueError, `TooManyAppended`."""
-        if key is not None and not isinstance(key, str):
-            raise TypeError(f"the key of what is appended must be a str, not {key!r:.100}")
-        if key is not None and not 1 <= len(key) <= KEY_CHARS_MAX:
-            raise ValueError(f"the key of what is appended must have 1..{KEY_CHARS_MAX} characters, not {len(key)}")
+        hashed = None if key is None else hash_of_key(key, "what is appended")
         encoded = encode_value(value, where="what is appended", bytes_max=XCOM_BYTES_MAX)
         if key in self._given:
             return
@@ -92,6 +89,7 @@ class Appends:
             raise TooManyAppended(f"a step may append {limits}: it has appended {len(self._values):,} values")
         self._values.append(encoded)
         self._keys.append(key)
+        self._hashes.append(hashed)
         self._bytes += len(encoded)
 
     def pairs(self) -> Sequence[tuple[bytes, str | None]]:
@@ -102,12 +100,7 @@ class Appends:
         """Return what goes with the outcome of the step; None if it has appended nothing."""
         if not self._values:
             return None
-        hashes = [None if key is None else _hash_of(key) for key in self._keys]
-        return Appended(self._task_id, tuple(self._values), tuple(hashes), self._length_max)
-
-
-def _hash_of(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+        return Appended(self._task_id, tuple(self._values), tuple(self._hashes), self._length_max)
 
 
 def worklist(values: Sequence[Any], *, max_length: int = DEFAULT_LENGTH_MAX) -> Worklist:

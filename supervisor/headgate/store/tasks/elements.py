@@ -3,12 +3,14 @@
 They are stored in the order in which they are emitted, at positions without a gap, by the step that has the task: with
 its outcome, or before it if it asks for that. An element is never changed. A try that begins anew emits the same again:
 those that are stored already are compared, and the first that differs fails the try, because something may have been
-expanded over the old one. A task that goes on in its stream goes on behind its last element as well.
+expanded over the old one. Elements with keys are not compared: of each key there is one, the first that came. A task
+that goes on in its stream goes on behind its last element as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from sqlalchemy import Integer, and_, bindparam, delete, exists, or_, select, update
 
@@ -34,7 +36,9 @@ _BEGUN = sorted({TaskState.SUCCESS, TaskState.RUNNING, TaskState.DEFERRED, TaskS
 
 # --- what a step has emitted ---------------------------------------------------------------------
 
-_NEW_ELEMENT = Kind(element, ("task_instance_id", "position", "value"))
+_NEW_ELEMENT = Kind(element, ("task_instance_id", "position", "value", "key_hash"))
+_KEY = Kind(element, ("task_instance_id", "key_hash"))
+KeyedValue: TypeAlias = tuple[bytes, bytes | None]
 _OF_INSTANCE = emitter.c.task_instance_id == bindparam("of_instance")
 
 
@@ -45,26 +49,35 @@ def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -
     Raises `ValueRefused` for an element that differs from the one stored at its position, is missing, or is too long.
     """
     length, place = _of(tx, task.id)
-    if not 0 <= emitted.first <= place:
+    if not emitted.keys and not 0 <= emitted.first <= place:
         raise ValueRefused(f"its worker has emitted elements from {emitted.first:,} on, and the next one is {place:,}")
     if emitted.first + len(emitted.values) > INSTANCES_MAX:
         raise ValueRefused(f"it emits more than {INSTANCES_MAX:,} elements")
-    known = emitted.values[: max(length - emitted.first, 0)]
-    _compare(tx, task.id, emitted.first, known)
-    new = emitted.values[len(known) :]
-    for position, value in enumerate(new, start=length):
+    if length and emitted.values and _has_keys(tx, task.id) != bool(emitted.keys):
+        raise ValueRefused("it emits elements with keys and without: give a key to all of a task, or to none")
+    new: list[KeyedValue]
+    if emitted.keys:
+        new = _new_by_key(tx, task.id, emitted.values, emitted.keys)
+    else:
+        known = emitted.values[: max(length - emitted.first, 0)]
+        _compare(tx, task.id, emitted.first, known)
+        new = [(value, None) for value in emitted.values[len(known) :]]
+    for position, (value, _) in enumerate(new, start=length):
         if len(value) > XCOM_BYTES_MAX:
             raise ValueRefused(f"element {position} needs {len(value):,} bytes; the limit is {XCOM_BYTES_MAX:,}")
-    if is_end and emitted.first + len(emitted.values) < length:
+    if is_end and emitted.first + len(emitted.values) < length and not _has_keys(tx, task.id):
         raise ValueRefused(
             f"it has emitted {emitted.first + len(emitted.values):,} elements, and an earlier try {length:,}: "
             f"a task that is tried again must emit the same ones"
         )
-    rows = [(task.id, position, value) for position, value in enumerate(new, start=length)]
+    rows = [(task.id, position, *keyed) for position, keyed in enumerate(new, start=length)]
     if rows:
         insert_new(tx.connection, _NEW_ELEMENT, rows, returning=("position",))
         tx.mark_run_dirty(task.dag_run_id)
-    now = {"length": length + len(new), "place": max(place, emitted.first + len(emitted.values))}
+    length += len(new)
+    # Keys say which elements are there, and not how many the try has emitted.
+    place = length if emitted.keys else max(place, emitted.first + len(emitted.values))
+    now = {"length": length, "place": place}
     _SET.run(tx.connection, of_instance=task.id, **now)
     marks.reach("elements.written")
     return now["length"]
@@ -93,14 +106,31 @@ def _compare(tx: Tx, instance: TaskInstanceId, first: int, known: tuple[bytes, .
             )
 
 
+def _has_keys(tx: Tx, instance: TaskInstanceId) -> bool:
+    return _FIRST_KEY.run(tx.connection, of_instance=instance).fetchone()[0] is not None
+
+
+def _new_by_key(
+    tx: Tx, instance: TaskInstanceId, some: Sequence[bytes], keys: Sequence[bytes | None]
+) -> list[KeyedValue]:
+    """Return those of some values whose keys are not there yet, each key once, and those without a key."""
+    wanted = {(instance, key) for key in keys if key is not None}
+    there: set[bytes | None] = {
+        bytes(key) for (key,) in find(tx.connection, _KEY, sorted(wanted), returning=("key_hash",))
+    }
+    new: list[KeyedValue] = []
+    for value, key in zip(some, keys, strict=True):
+        if key is None or key not in there:
+            new.append((value, key))
+            there.add(key)
+    return new
+
+
 def _shown(value: bytes) -> str:
     return value[:60].decode(errors="replace")
 
 
 # --- what instances append -----------------------------------------------------------------------
-
-_APPENDED = Kind(element, ("task_instance_id", "position", "value", "key_hash"))
-_KEY = Kind(element, ("task_instance_id", "key_hash"))
 
 
 def append(tx: Tx, instance: TaskInstanceId, appended: Appended) -> None:
@@ -113,16 +143,10 @@ def append(tx: Tx, instance: TaskInstanceId, appended: Appended) -> None:
     if own is None or own.state is not TaskState.NONE:
         return  # the DAG has it no more, or a user has ended it
     length, _ = _of(tx, own.id)
-    keys = {(own.id, key) for key in appended.keys if key is not None}
-    there: set[bytes] = {bytes(key) for (key,) in find(tx.connection, _KEY, sorted(keys), returning=("key_hash",))}
-    new: list[tuple[TaskInstanceId, int, bytes, bytes | None]] = []
-    for value, key in zip(appended.values, appended.keys, strict=True):
-        if key is not None and key in there:
-            continue
-        there |= set() if key is None else {key}
-        if len(value) > XCOM_BYTES_MAX:
-            raise ValueRefused(f"it appends {len(value):,} bytes; the limit is {XCOM_BYTES_MAX:,}")
-        new.append((own.id, length + len(new), value, key))
+    new = _new_by_key(tx, own.id, appended.values, appended.keys)
+    longest = max((len(value) for value, _ in new), default=0)
+    if longest > XCOM_BYTES_MAX:
+        raise ValueRefused(f"it appends {longest:,} bytes; the limit is {XCOM_BYTES_MAX:,}")
     if length + len(new) > appended.length_max:
         raise ValueRefused(
             f"it appends {len(new):,} values to the {length:,} that are appended to {appended.task_id!r}; the limit is "
@@ -130,7 +154,8 @@ def append(tx: Tx, instance: TaskInstanceId, appended: Appended) -> None:
         )
     if not new:
         return
-    insert_new(tx.connection, _APPENDED, new, returning=("position",))
+    rows = [(own.id, position, *keyed) for position, keyed in enumerate(new, start=length)]
+    insert_new(tx.connection, _NEW_ELEMENT, rows, returning=("position",))
     _SET.run(tx.connection, of_instance=own.id, length=length + len(new), place=length + len(new))
     tx.mark_run_dirty(own.dag_run_id)
     marks.reach("elements.appended")
@@ -168,6 +193,9 @@ _PAGE = Prepared(
     .where(element.c.task_instance_id == bindparam("of_instance"), element.c.position > bindparam("after"))
     .order_by(element.c.position)
     .limit(bindparam("limit", type_=Integer()))
+)
+_FIRST_KEY = Prepared(
+    select(element.c.key_hash).where(element.c.task_instance_id == bindparam("of_instance"), element.c.position == 0)
 )
 _EMITTER_OF = Prepared(
     select(_C.id, emitter.c.length)

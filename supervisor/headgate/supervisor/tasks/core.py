@@ -364,7 +364,7 @@ class TaskCore:
                 is_running = asked.token in self._running
                 return self._listeners.hear(asked, asked.query, task.dag_run_id, now) if is_running else None
             if isinstance(asked.query, EmitElements):
-                room = self._store.emit(epoch, task.id, task.token, Emitted(asked.query.first, asked.query.values))
+                room = self._store.emit(epoch, task.id, task.token, Emitted(*msgspec.structs.astuple(asked.query)))
                 return Response(asked.id, room, error="the task was cleared or marked" if room is None else "")
             if isinstance(asked.query, SendSignals):
                 signals = sending.news_of(asked.query.signals, sender_of(task), task.dag_run_id)

@@ -96,8 +96,8 @@ class SimulatedOperator(StreamOperator):
             end = mapped.end_at(index_of(self.name), try_number) or end
             self._append(context, try_number)
         if self.plan.emits is not None and end == "return":
-            for position in range(self.emitted, self.plan.emits.count):
-                self.emit(position)
+            for value in self.plan.emits.values(try_number)[self.emitted :]:
+                self.emit(value, key=str(value) if self.plan.emits.have_keys else None)
         match end:
             case "fail":
                 raise PlannedFailure("as planned")

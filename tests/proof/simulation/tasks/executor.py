@@ -41,6 +41,7 @@ from headgate.store.ids import instance_name
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery, StepReturned
 from headgate.tasks.context import TaskStream, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption, run_step
+from headgate.tasks.maps.elements import hash_of_key
 
 if TYPE_CHECKING:
     from tests.proof.simulation.tasks.world import TaskSupervisor
@@ -372,12 +373,13 @@ class SimulatedExecutor:
 
     async def _emit(self, worker: Worker, plan: Task) -> int:
         """Have elements stored before the end of the step, one by one; return how many the try has emitted."""
-        emitted, leg = worker.step.emitted, worker.leg
-        early = 0 if plan.emits is None else plan.emits.early
-        for number, position in enumerate(range(emitted, early), start=len(leg.asks) + 1):
-            self._tell(
-                worker, StepQuery(worker.step.token, number, EmitElements(position, (b"%d" % position,))), "asked"
-            )
+        leg, has_keys = worker.leg, plan.emits is not None and plan.emits.have_keys
+        emitted = 0 if has_keys else worker.step.emitted
+        early = [] if plan.emits is None else plan.emits.values(worker.step.try_number)[: plan.emits.early]
+        for number, (position, value) in enumerate(list(enumerate(early))[emitted:], start=len(leg.asks) + 1):
+            keys = (hash_of_key(str(value), "an element"),) if has_keys else ()
+            query = EmitElements(position, (b"%d" % value,), keys)
+            self._tell(worker, StepQuery(worker.step.token, number, query), "asked")
             while number not in worker.answers:
                 await worker.answered.wait()
             if not isinstance(worker.answers[number].result, ElementRoom):

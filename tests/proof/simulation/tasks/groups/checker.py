@@ -11,6 +11,7 @@ Beside what its base looks for:
 - ``ended while one could append``: a worklist is at its end, and an instance is unfinished
 - ``not what was appended``: a worklist is not what steps that went well have appended, each key once; or what a task
   has emitted is changed
+- ``emitted twice``: two elements of a task have the same key
 - ``beyond its limit``: more is appended than may be
 """
 
@@ -260,8 +261,12 @@ class GroupChecker(MapChecker):
         for moved in self._element_moves:
             before, after = self._elements_before[moved.task], moved.values
             is_kept = after[: len(before)] == before
-            is_emitted = self._plan.task(moved.task).emits is not None
-            is_ordered = not is_emitted or after == tuple(map(str, range(len(after))))
+            emits = self._plan.task(moved.task).emits
+            is_emitted = emits is not None
+            has_keys = emits is not None and emits.have_keys
+            if has_keys and len(set(after)) < len(after):
+                self._find("emitted twice", f"{moved.task} has {after} after {before}, by {moved.by}")
+            is_ordered = not is_emitted or has_keys or after == tuple(map(str, range(len(after))))
             is_cleared = moved.by in transitions.OF_USER and before[: len(after)] == after
             if moved.task not in due and not is_cleared and not (is_emitted and is_kept and is_ordered):
                 self._find("not what was appended", f"{moved.task} has {after} after {before}, by {moved.by}")

@@ -120,7 +120,7 @@ def _loop(rng: random.Random, *, is_calm: bool) -> list[Task]:
 def _elements(rng: random.Random, *, is_calm: bool) -> list[Task]:
     """A task that emits elements, and one, or a group of two, that is expanded over them."""
     count = rng.choice((0, 1, 2, 3, 5))
-    emits = Emits(count, rng.randint(0, count))
+    emits = Emits(count, rng.randint(0, count), have_keys=rng.random() < 0.4)
     legs = (_leg(rng, is_calm=is_calm),)
     end: LegEnd = "fail" if not is_calm and rng.random() < 0.2 else "return"
     last = Leg(end, rng.choice((0.4, 1.2, 2.4)), trouble=legs[0].trouble)

@@ -154,6 +154,18 @@ def _keys_are_not_unique() -> Sequence[Patch]:
     return [(elements, "append", append)]
 
 
+def _emitted_by_place_alone() -> Sequence[Patch]:
+    """Each try emits its elements behind those that are there, whatever their keys are."""
+
+    def new_by_key(tx: Any, instance: Any, some: Sequence[bytes], keys: Sequence[Any]) -> list[tuple[bytes, None]]:
+        return [(value, None) for value in some]
+
+    def has_keys(tx: Any, instance: Any) -> bool:
+        return True
+
+    return [(elements, "_new_by_key", new_by_key), (elements, "_has_keys", has_keys)]
+
+
 def _no_limit() -> Sequence[Patch]:
     original = elements.append
 
@@ -201,6 +213,9 @@ MUTANTS = {
         directed="late outcome",
     ),
     "keys-are-not-unique": Mutant("I27: a key is there once", "not what was appended", _keys_are_not_unique, 100),
+    "emitted-by-place-alone": Mutant(
+        "I24: an element is one by its key", "emitted twice", _emitted_by_place_alone, 100
+    ),
     "no-limit": Mutant("no more is appended than may be", "beyond its limit", _no_limit, 100),
 }
 

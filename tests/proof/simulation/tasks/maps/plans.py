@@ -16,10 +16,22 @@ LENGTHS = 6  # a list has less values than that
 
 
 class Emits(Part, frozen=True):
-    """What a task emits: ``count`` elements, the same in every try, of which ``early`` are stored before it ends."""
+    """What a task emits: ``count`` elements, the same in every try, of which ``early`` are stored before it ends.
+
+    If they ``have_keys`` each try emits them in an order of its own, and the first of them twice.
+    """
 
     count: int
     early: int
+    have_keys: bool = False
+
+    def values(self, try_number: int) -> list[int]:
+        """Return what a try emits, in its order."""
+        in_order = list(range(self.count))
+        if not self.have_keys or not in_order:
+            return in_order
+        first = try_number % self.count
+        return [*in_order[first:], *in_order[:first], first]
 
 
 class Worklist(Part, frozen=True):
