@@ -214,15 +214,20 @@ def test_who_is_far_ahead_waits_and_goes_on_when_there_is_room_or_it_takes_too_l
 
 
 def test_an_element_has_a_key_or_none_has(supervisor: Supervisor) -> None:
-    class Keyed(Load):
+    class Keyed(BaseOperator):
+        emits = True
+
+        def __init__(self, pairs: Any, **options: Any) -> None:
+            super().__init__(**options)
+            self.pairs = pairs
+
         def execute(self, context: Any) -> None:
             for number, key in self.pairs:
                 self.emit(number, key=key)
 
     def emitted(*pairs: tuple[Any, Any]) -> StepOutcome:
         with DAG("d"):
-            keyed = Keyed(task_id="t")
-        keyed.pairs = pairs  # type: ignore[attr-defined]
+            keyed = Keyed(pairs, task_id="t")
         return run_step(keyed, make_context(keyed, run_id="r"))
 
     once, again = emitted((1, "a"), (2, "b")), emitted((3, "b"))
@@ -242,7 +247,9 @@ def test_an_element_has_a_key_or_none_has(supervisor: Supervisor) -> None:
 
 
 def test_run_task_knows_elements_by_their_keys() -> None:
-    class Keyed(Load):
+    class Keyed(BaseOperator):
+        emits = True
+
         def execute(self, context: Any) -> None:
             for key in "abab":
                 self.emit(key.upper(), key=key)

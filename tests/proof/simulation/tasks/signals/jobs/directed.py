@@ -151,8 +151,12 @@ def a_start_after_a_stop_waits_until_the_worker_is_gone() -> list[str]:
     at_will = OfSignals(ruled=Ruled((Rule(ended=MAIN.name, action="STOP"),), stopped_as="success"))
     stubborn = ((Leg(seconds=1000.0, trouble="stubborn"),),)
     tasks = (main(9.0), endless(stubborn[0][0]), Task("c", attempts=stubborn, signals=at_will))
-    asks = [(2.0, "STOP"), (2.5037, "START"), (3.0, "STOP"), (3.5037, "START")]
-    users = tuple(Asks(at, f"d1/r1/{task}", action) for at, action in asks for task in "bc")
+    users = tuple(
+        ask
+        for task in "bc"
+        for at, again_at in ((2.0, 2.5037), (3.0, 3.5037))
+        for ask in (Asks(at, f"d1/r1/{task}", "STOP"), Asks(again_at, f"d1/r1/{task}", "START"))
+    )
     found, history = judged(tasks, users, peers=True, endless_workers=2)
     began = sum(isinstance(one, of_tasks.StepBegan) and one.task != "d1/r1/a" for one in history)
     return found if began == 4 else [*found, f"they have begun {began} times"]
