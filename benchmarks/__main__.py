@@ -55,6 +55,7 @@ NAMES = (
     "handled",
     "look",
     "status",
+    "web",
 )
 LIMIT_S = {"full": 30 * 60.0, "quick": 4 * 60.0, "tiny": 4 * 60.0}  # all of them together
 ENDING_S = 30.0  # for one that is over its time, to end its pairs

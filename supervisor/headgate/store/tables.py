@@ -261,6 +261,8 @@ _keyed_resolved = and_(dead_letter.c.key.is_not(None), dead_letter.c.resolved_at
 Index("ix_dead_letter_resolved", *_message, postgresql_where=_keyed_resolved, sqlite_where=_keyed_resolved)
 _open_letter = dead_letter.c.resolved_at.is_(None)
 Index("ix_dead_letter_open", dead_letter.c.id, postgresql_where=_open_letter, sqlite_where=_open_letter)
+Index("ix_dead_letter_trigger", dead_letter.c.trigger_id, dead_letter.c.id)
+Index("ix_dead_letter_state", dead_letter.c.state, dead_letter.c.id)
 _redriving = dead_letter.c.state == text("'redriving'")
 _of_target = (dead_letter.c.target_id, dead_letter.c.id)
 Index("ix_dead_letter_redriving", *_of_target, postgresql_where=_redriving, sqlite_where=_redriving)
@@ -348,6 +350,8 @@ _failed_run = text("state = 'failed'")
 Index("ix_dag_run_failed", dag_run.c.ended_at, postgresql_where=_failed_run, sqlite_where=_failed_run)
 _look = text("needs_look")
 Index("ix_dag_run_look", dag_run.c.id, postgresql_where=_look, sqlite_where=_look)
+Index("ix_dag_run_newest", dag_run.c.dag_id, dag_run.c.id)
+Index("ix_dag_run_state", dag_run.c.state, dag_run.c.id)
 
 # The subscriptions of DAGs to assets; a copy from the DAG's spec, which has the contract as well.
 asset_subscription = Table(

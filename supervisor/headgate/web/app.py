@@ -112,7 +112,7 @@ class _Pages:
         asked = dict(view.request.query_params)
         here = view.request.url.path
         first = {name: value for name, value in asked.items() if name != "beyond" and value}
-        more = None if listing.next_id is None else first | {"beyond": str(listing.next_id)}
+        more = None if listing.next_beyond is None else first | {"beyond": str(listing.next_beyond)}
         return listing.values | {
             "listing": listing,
             "first_url": _with_query(here, first) if "beyond" in asked else None,
@@ -123,7 +123,7 @@ class _Pages:
 
     def _json(self, view: View, listing: Listing) -> Response:
         rows = [rendering.masked(readable(row)) for row in listing.rows]
-        told = {"as_of": view.now.isoformat(), "rows": rows, "next_beyond": listing.next_id}
+        told = {"as_of": view.now.isoformat(), "rows": rows, "next_beyond": listing.next_beyond}
         return Response(json_line(told), media_type="application/json")
 
     def _html(

@@ -62,8 +62,8 @@ class Page(msgspec.Struct, frozen=True):
 class Listing(msgspec.Struct, frozen=True):
     """A list: one page of its rows. As JSON all fields of the rows are shown.
 
-    ``next_id`` is the id with which the next page begins; None: this is the last one. ``intro`` says what the list
-    answers; ``empty`` what it means that there is nothing.
+    The next page begins beyond the row that has ``next_beyond``, an id or a name; None: this is the last one. ``intro``
+    says what the list answers; ``empty`` what it means that there is nothing.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Listing(msgspec.Struct, frozen=True):
     empty: str
     intro: str = ""
     filters: Sequence[Filter] = ()
-    next_id: int | None = None
+    next_beyond: int | str | None = None
     template: str = "list.html"
     values: dict[str, Any] = {}
 
@@ -147,7 +147,10 @@ def _number(name: str, text: str | None) -> int | None:
     return int(text)
 
 
-def cut(rows: Sequence[Any]) -> tuple[Sequence[Any], int | None]:
-    """Return the rows of one page, and the id after which the next begins, of rows read with one more than those."""
+def cut(rows: Sequence[Any], by: str = "id") -> tuple[Sequence[Any], Any]:
+    """Return the rows of one page, and the id after which the next begins, of rows read with one more than those.
+
+    ``by``: the field that the rows are in the order of.
+    """
     shown = rows[:ROWS_PER_PAGE]
-    return shown, shown[-1].id if len(rows) > ROWS_PER_PAGE else None
+    return shown, getattr(shown[-1], by) if len(rows) > ROWS_PER_PAGE else None

@@ -72,7 +72,9 @@ def show(
     kwargs: Annotated[bool, typer.Option("--kwargs", help="Also its arguments in clear, passwords included.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a trigger."""
+    """Show a trigger. Its events are counted up to 10,001."""
+    from headgate.store.inspect.triggers import EVENTS_COUNTED_MAX
+
     with invocation(ctx).store() as store:
         detail = store.inspect.trigger(store.inspect.find_trigger(trigger))
         record = fields(detail.line, detail.line.__struct_fields__)
@@ -80,6 +82,8 @@ def show(
         if kwargs:
             record["kwargs"] = payload(store.inspect.trigger_kwargs(detail.line.id))
     error = record.pop("last_error")
+    if detail.events == EVENTS_COUNTED_MAX and not as_json:
+        record["events"] = f"more than {EVENTS_COUNTED_MAX - 1:,}"
     if as_json:
         print_record(record | {"last_error": error, "strikes": detail.strikes}, as_json=True)
         return

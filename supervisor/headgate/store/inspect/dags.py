@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import Label, Select, and_, case, func, select
+from sqlalchemy import FromClause, Label, Select, and_, case, func, select
 
 from headgate.protocol.messages.dags import DagSpec, TaskState
 from headgate.protocol.messages.schedules import AssetSchedule, CronSchedule, EventSchedule, SignalSchedule
@@ -35,9 +35,16 @@ NEAR_NAMES_MAX = 3
 
 _C = task_instance.c
 # A run that waits, because its DAG has as many active runs as it may have, is shown as queued.
-_waits = and_(dag_run.c.state == "running", dag_run.c.started_at.is_(None))
 IS_PRESENT = dag_run.c.removed_at.is_(None)  # what is left of a run that is being deleted is shown nowhere
-RUN_STATE: Label[str] = case((_waits, "queued"), else_=dag_run.c.state).label("state")
+
+
+def state_of(run: FromClause) -> Label[str]:
+    """Return the state of runs as it is shown."""
+    waits = and_(run.c.state == "running", run.c.started_at.is_(None))
+    return case((waits, "queued"), else_=run.c.state).label("state")
+
+
+RUN_STATE = state_of(dag_run)
 
 
 class DagLine(msgspec.Struct, frozen=True):
@@ -98,40 +105,28 @@ def schedule_text(spec: DagSpec) -> str:
             return f"{_contract_text(spec.schedule)} {'; '.join(map(rule_text, rules))}"
 
 
-_NEWEST_RUN = select(dag_run.c.dag_id, func.max(dag_run.c.id).label("id")).group_by(dag_run.c.dag_id).subquery("newest")
-_ACTIVE_RUNS = (
-    select(
-        dag_run.c.dag_id,
-        func.count(dag_run.c.started_at).label("active"),
-        (func.count() - func.count(dag_run.c.started_at)).label("queued"),
-    )
-    .where(dag_run.c.ended_at.is_(None))
-    .group_by(dag_run.c.dag_id)
-    .subquery("active_runs")
+# Each for the DAGs of one page alone, from an index.
+_of_dag = dag_run.c.dag_id == dag.c.id
+_NEWEST_RUN = select(func.max(dag_run.c.id)).where(_of_dag).correlate(dag).scalar_subquery()
+_ACTIVE = select(func.count(dag_run.c.started_at)).where(_of_dag, dag_run.c.ended_at.is_(None))
+_UNFINISHED = select(func.count()).where(_of_dag, dag_run.c.ended_at.is_(None))
+_WAITING = select(func.count()).where(waiting_event.c.dag_id == dag.c.id)
+_SIGNALS = select(func.count()).where(dag_signal.c.dag_id == dag.c.id, dag_signal.c.dag_run_id.is_(None))
+_active, _unfinished, _events, _signals = (
+    count.correlate(dag).scalar_subquery() for count in (_ACTIVE, _UNFINISHED, _WAITING, _SIGNALS)
 )
-_WAITING = (
-    select(waiting_event.c.dag_id, func.count().label("events")).group_by(waiting_event.c.dag_id).subquery("waiting")
-)
-_SIGNALS = (
-    select(dag_signal.c.dag_id, func.count().label("signals"))
-    .where(dag_signal.c.dag_run_id.is_(None))
-    .group_by(dag_signal.c.dag_id)
-    .subquery("signals")
-)
-_EVENTS = (func.coalesce(_WAITING.c.events, 0) + func.coalesce(_SIGNALS.c.signals, 0)).label("events")
+_newest_run = dag_run.alias("newest_run")
 _DAGS = (
     select(
-        *(dag.c.name, dag.c.spec, dag.c.is_paused, _ACTIVE_RUNS.c.active, _ACTIVE_RUNS.c.queued, _EVENTS),
-        *(dag.c.next_run_at, dag_run.c.run_id, RUN_STATE, dag_run.c.created_date),
+        *(dag.c.name, dag.c.spec, dag.c.spec_hash, dag.c.is_paused, _active.label("active")),
+        *((_unfinished - _active).label("queued"), (_events + _signals).label("events")),
+        *(dag.c.next_run_at, _newest_run.c.run_id, state_of(_newest_run), _newest_run.c.created_date),
         *(dag.c.file, dag.c.parsed_at, import_error.c.error),
     )
     .select_from(
-        dag.outerjoin(import_error, import_error.c.file == dag.c.file)
-        .outerjoin(_ACTIVE_RUNS, _ACTIVE_RUNS.c.dag_id == dag.c.id)
-        .outerjoin(_WAITING, _WAITING.c.dag_id == dag.c.id)
-        .outerjoin(_SIGNALS, _SIGNALS.c.dag_id == dag.c.id)
-        .outerjoin(_NEWEST_RUN, _NEWEST_RUN.c.dag_id == dag.c.id)
-        .outerjoin(dag_run, and_(dag_run.c.id == _NEWEST_RUN.c.id, IS_PRESENT))
+        dag.outerjoin(import_error, import_error.c.file == dag.c.file).outerjoin(
+            _newest_run, and_(_newest_run.c.id == _NEWEST_RUN, _newest_run.c.removed_at.is_(None))
+        )
     )
     .where(dag.c.removed_at.is_(None))
 )
@@ -164,7 +159,7 @@ def _dag_line(row: Any, spec: DagSpec | None) -> DagLine:
     )
 
 
-def _broken_files(tx: Tx, limit: int) -> list[DagLine]:
+def _broken_files(tx: Tx, name: str | None, limit: int) -> list[DagLine]:
     holds_dags = select(dag.c.file).where(dag.c.removed_at.is_(None))
     statement = (
         select(import_error.c.file, import_error.c.error)
@@ -172,6 +167,8 @@ def _broken_files(tx: Tx, limit: int) -> list[DagLine]:
         .order_by(import_error.c.file)
         .limit(limit)
     )
+    if name is not None:
+        statement = statement.where(import_error.c.file.icontains(name, autoescape=True))
     rows = tx.connection.execute(statement)
     return [DagLine(None, "", False, 0, 0, 0, 0, None, None, None, None, file, None, error) for file, error in rows]
 
@@ -204,14 +201,33 @@ class DagInspection(Verbs):
     """The queries about DAGs and pools."""
 
     @reading
-    def dags(self, tx: Tx, *, is_paused: bool | None = None, limit: int = LIST_DAGS_MAX) -> list[DagLine]:
-        """Return the DAGs that are in some file, by name, then the files with an error and without a DAG."""
+    def dags(
+        self,
+        tx: Tx,
+        *,
+        is_paused: bool | None = None,
+        is_broken: bool = False,
+        name: str | None = None,
+        beyond: str | None = None,
+        limit: int = LIST_DAGS_MAX,
+    ) -> list[DagLine]:
+        """Return the DAGs that are in some file, by name, then the files with an error and without a DAG.
+
+        ``is_broken``: of files with an error alone. ``name`` is a part of the name, in any case of its letters.
+        ``beyond``: the DAGs whose names come after this one.
+        """
         statement = _DAGS.order_by(dag.c.name).limit(min(limit, LIST_DAGS_MAX))
         if is_paused is not None:
             statement = statement.where(dag.c.is_paused.is_(is_paused))
+        if is_broken:
+            statement = statement.where(import_error.c.error.is_not(None))
+        if name is not None:
+            statement = statement.where(dag.c.name.icontains(name, autoescape=True))
+        if beyond is not None:
+            statement = statement.where(dag.c.name > beyond)
         lines = [_line_of(row) for row in tx.connection.execute(statement)]
         if is_paused is None and len(lines) < limit:
-            lines += _broken_files(tx, limit - len(lines))
+            lines += _broken_files(tx, name, limit - len(lines))
         return lines
 
     @reading

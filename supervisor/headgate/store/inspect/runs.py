@@ -27,6 +27,7 @@ from headgate.store.tasks.graphs import read_spec
 from headgate.store.tasks.run_states import HELD
 
 RUN_EVENTS_MAX = 1000  # of one run that are shown
+UNORDERED_RUNS_MAX = 1000  # transactions that overlap commit ids that are not in the order of their times
 LATEST = "latest"  # in place of a run_id: the newest run of the DAG
 
 _C = task_instance.c
@@ -144,6 +145,26 @@ _RUN_COLUMNS = (
 )
 
 
+def _in_states(states: Sequence[str]) -> ColumnElement[bool]:
+    """Return the condition that a run is shown in one of these states, so that the index of states is used."""
+    stored = {"running" if state == "queued" else state for state in states}
+    return and_(dag_run.c.state.in_(sorted(stored)), RUN_STATE.element.in_(states))
+
+
+def _id_before(tx: Tx, since: datetime) -> int:
+    """Return an id that no run has passed which was created since a moment: by halves, because ids follow the times."""
+    low, high = 0, int(tx.connection.execute(select(func.coalesce(func.max(dag_run.c.id), 0))).scalar_one())
+    while high - low > UNORDERED_RUNS_MAX:
+        middle = (low + high) // 2
+        from_there = select(dag_run.c.id, dag_run.c.created_date).where(dag_run.c.id >= middle).order_by(dag_run.c.id)
+        row = tx.connection.execute(from_there.limit(1)).one()
+        if row.created_date < since:
+            low = row.id
+        else:
+            high = middle - 1
+    return max(0, low - UNORDERED_RUNS_MAX)
+
+
 def run_id_of(tx: Tx, dag_name: str, run_id: str) -> DagRunId:
     """Return the id of the row of a run; ``latest`` is the newest of its DAG. Raises `NoSuchRow`."""
     dag_id = dag_id_of(tx, dag_name)
@@ -255,9 +276,9 @@ class RunInspection(Verbs):
         if dag is not None:
             where.append(dag_run.c.dag_id == dag_id_of(tx, dag))
         if states:
-            where.append(RUN_STATE.element.in_(states))
+            where.append(_in_states(states))
         if since is not None:
-            where.append(dag_run.c.created_date >= since)
+            where += [dag_run.c.created_date >= since, dag_run.c.id > _id_before(tx, since)]
         if beyond_id is not None:
             where.append(dag_run.c.id < beyond_id)
         statement = select(*_RUN_COLUMNS).select_from(_RUNS).where(and_(True, *where))

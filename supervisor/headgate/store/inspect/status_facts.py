@@ -98,8 +98,11 @@ def _trigger_queues(tx: Tx) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _gone_owners(tx: Tx, owner: ColumnElement[Any]) -> list[int]:
-    """Return the supervisors in this column that are fenced or have ended: each takes one look at its index."""
+def _owners(tx: Tx, owner: ColumnElement[Any]) -> tuple[list[int], list[int]]:
+    """Return the supervisors in this column that are alive, and those that are fenced or have ended.
+
+    Each takes one look at the index of the column.
+    """
     found: list[int] = []
     least = select(func.min(owner)).where(owner.is_not(None))
     epoch = tx.connection.execute(least).scalar_one()
@@ -107,21 +110,24 @@ def _gone_owners(tx: Tx, owner: ColumnElement[Any]) -> list[int]:
         found.append(epoch)
         epoch = tx.connection.execute(least.where(owner > epoch)).scalar_one()
     is_over = or_(triggerer.c.fenced_at.is_not(None), triggerer.c.stopped_at.is_not(None))
-    return list(tx.connection.execute(select(triggerer.c.id).where(triggerer.c.id.in_(found), is_over)).scalars())
+    gone = list(tx.connection.execute(select(triggerer.c.id).where(triggerer.c.id.in_(found), is_over)).scalars())
+    return [epoch for epoch in found if epoch not in gone], gone
 
 
 def _unclaimed(tx: Tx, queues: tuple[str, ...]) -> tuple[Unclaimed, ...]:
-    gone = _gone_owners(tx, trigger.c.triggerer_id)
+    _, gone = _owners(tx, trigger.c.triggerer_id)
     added_before = tx.now - timedelta(seconds=UNCLAIMED_S)
     found: list[Unclaimed] = []
     for queue in queues:
         for has_no_owner in (trigger.c.triggerer_id.is_(None), *(trigger.c.triggerer_id == epoch for epoch in gone)):
+            # Their ids alone first, and in no order: to have them in one, SQLite would read all triggers.
+            some = select(trigger.c.id).where(_OPEN, trigger.c.queue == queue, has_no_owner)
+            some = some.limit(COUNTED_MAX - len(found))
             rows = (
                 select(trigger.c.id, asset_watcher.c.name, trigger.c.created_date, stream.c.name.label("stream"))
                 .select_from(_WATCHED.outerjoin(stream, stream.c.id == trigger.c.stream_id))
-                .where(_OPEN, trigger.c.queue == queue, has_no_owner, trigger.c.created_date < added_before)
+                .where(trigger.c.id.in_(some.scalar_subquery()), trigger.c.created_date < added_before)
                 .order_by(trigger.c.id)
-                .limit(COUNTED_MAX - len(found))
             )
             found += [
                 Unclaimed(_name(row), queue, (tx.now - row.created_date).total_seconds(), row.stream)
@@ -173,11 +179,11 @@ def _has_active_runs(tx: Tx) -> bool:
 def _overdue(tx: Tx) -> tuple[Overdue, ...]:
     is_deferred, is_scheduled = task_rows.is_in(TaskState.DEFERRED), task_rows.is_in(TaskState.SCHEDULED)
     goes_on = dag.c.is_paused.is_(False)
-    gone = _gone_owners(tx, _C.triggerer_id)
+    alive, gone = _owners(tx, _C.triggerer_id)
     found = [
         *_late(tx, "wait_timed_out", _C.trigger_timeout, LATE_S, is_deferred),
         *_late(tx, "retry_due", _C.retry_at, LATE_S, goes_on),
-        *_late(tx, "deadline_over", _C.deadline, LATE_S, _C.triggerer_id.is_not(None), _C.triggerer_id.not_in(gone)),
+        *_late(tx, "deadline_over", _C.deadline, LATE_S, _C.triggerer_id.in_(alive)),
         *_late(tx, "scheduled", _C.scheduled_at, SCHEDULED_LATE_S, is_scheduled, goes_on),
     ]
     ended = (

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, FromClause, ScalarSelect, and_, func, select
 
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
@@ -72,8 +72,7 @@ class StreamInspection(Verbs):
     ) -> list[StreamLine]:
         """Return the streams that open triggers read, by id."""
         in_use = select(trigger.c.id).where(trigger.c.stream_id == stream.c.id, _OPEN).exists()
-        wanted = select(stream).where(stream.c.id > beyond_id, in_use).order_by(stream.c.id).limit(limit)
-        return [_line(tx, row, liveness) for row in tx.connection.execute(wanted).all()]
+        return _lines(tx, stream.c.id > beyond_id, in_use, limit=limit, liveness=liveness)
 
     @reading
     def find_stream(self, tx: Tx, name: str) -> int:
@@ -89,74 +88,87 @@ class StreamInspection(Verbs):
 
     @reading
     def stream(
-        self, tx: Tx, stream_id: int, *, liveness: Liveness = BY_SILENCE
+        self, tx: Tx, stream_id: int, *, limit: int = SUBSCRIBERS_SHOWN_MAX, liveness: Liveness = BY_SILENCE
     ) -> tuple[StreamLine, list[SubscriberLine]]:
-        """Return a stream and its subscribers, up to `SUBSCRIBERS_SHOWN_MAX`. Raises `NoSuchRow`."""
-        row = tx.connection.execute(select(stream).where(stream.c.id == stream_id)).first()
-        if row is None:
+        """Return a stream and its subscribers, up to ``limit``. Raises `NoSuchRow`."""
+        lines = _lines(tx, stream.c.id == stream_id, limit=1, liveness=liveness)
+        if not lines:
             raise NoSuchRow("stream", str(stream_id))
-        return _line(tx, row, liveness), _subscribers(tx, stream_id)
+        return lines[0], _subscribers(tx, stream_id, limit)
 
 
-def _line(tx: Tx, row: Any, liveness: Liveness) -> StreamLine:
-    of_it = and_(trigger.c.stream_id == row.id, _OPEN)
-    missing = _count(tx, and_(of_it, is_absent()))
-    newest = (
-        select(trigger_event.c.stored_at)
-        .where(trigger_event.c.trigger_id.in_(select(trigger.c.id).where(of_it)))
-        .order_by(trigger_event.c.id.desc())
-        .limit(1)
-    )
-    failed = select(trigger.c.last_failed_at, trigger.c.last_error).where(of_it, trigger.c.last_failed_at.is_not(None))
-    failure = tx.connection.execute(failed.order_by(trigger.c.last_failed_at.desc()).limit(1)).first()
-    owner = supervisor(tx, row.triggerer_id, liveness=liveness)
-    return StreamLine(
-        id=row.id,
-        name=row.name,
-        queue=row.queue,
-        triggerer_id=row.triggerer_id,
-        supervisor=None if owner is None else f"{owner.hostname}, process {owner.pid}, {owner.state}",
-        subscribers=_count(tx, of_it),
-        missing=missing,
-        stored_at=tx.connection.execute(newest).scalar_one_or_none(),
-        last_failed_at=None if failure is None else failure.last_failed_at,
-        last_error=None if failure is None else failure.last_error,
-    )
+def _newest_of(table: FromClause) -> ScalarSelect[Any]:
+    """Return the id of the newest event of a trigger: one look at an index, whatever the trigger has."""
+    newest = select(func.max(trigger_event.c.id)).where(trigger_event.c.trigger_id == table.c.id)
+    return newest.correlate(table).scalar_subquery()
 
 
-def _count(tx: Tx, where: ColumnElement[bool]) -> int:
-    return int(tx.connection.execute(select(func.count()).select_from(trigger).where(where)).scalar_one())
+def _lines(tx: Tx, *where: ColumnElement[bool], limit: int, liveness: Liveness) -> list[StreamLine]:
+    of_it = and_(trigger.c.stream_id == stream.c.id, _OPEN)
+    subscribers = select(func.count()).select_from(trigger).where(of_it).correlate(stream).scalar_subquery()
+    missing = select(func.count()).select_from(trigger).where(of_it, is_absent()).correlate(stream).scalar_subquery()
+    newest = select(func.max(_newest_of(trigger))).where(of_it).correlate(stream).scalar_subquery()
+    columns = (*stream.c, subscribers.label("subscribers"), missing.label("missing"), newest.label("newest"))
+    rows = tx.connection.execute(select(*columns).where(*where).order_by(stream.c.id).limit(limit)).all()
+    newest_ids = [row.newest for row in rows if row.newest is not None]
+    stored = select(trigger_event.c.id, trigger_event.c.stored_at).where(trigger_event.c.id.in_(newest_ids))
+    stored_at: dict[int, datetime] = {id_: at for id_, at in tx.connection.execute(stored)}
+    owners = {epoch: supervisor(tx, epoch, liveness=liveness) for epoch in {row.triggerer_id for row in rows}}
+    lines = []
+    for row in rows:
+        failed = select(trigger.c.last_failed_at, trigger.c.last_error)
+        failed = failed.where(trigger.c.stream_id == row.id, _OPEN, trigger.c.last_failed_at.is_not(None))
+        failure = tx.connection.execute(failed.order_by(trigger.c.last_failed_at.desc()).limit(1)).first()
+        owner = owners[row.triggerer_id]
+        lines.append(
+            StreamLine(
+                id=row.id,
+                name=row.name,
+                queue=row.queue,
+                triggerer_id=row.triggerer_id,
+                supervisor=None if owner is None else f"{owner.hostname}, process {owner.pid}, {owner.state}",
+                subscribers=row.subscribers,
+                missing=row.missing,
+                stored_at=stored_at.get(row.newest),
+                last_failed_at=None if failure is None else failure.last_failed_at,
+                last_error=None if failure is None else failure.last_error,
+            )
+        )
+    return lines
 
 
-def _subscribers(tx: Tx, stream_id: int) -> list[SubscriberLine]:
+def _subscribers(tx: Tx, stream_id: int, limit: int) -> list[SubscriberLine]:
+    newest = _newest_of(trigger).label("newest")
     statement = (
-        select(*ABSENCE_COLUMNS, is_absent().label("is_absent"))
+        select(*ABSENCE_COLUMNS, is_absent().label("is_absent"), newest)
         .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
         .where(trigger.c.stream_id == stream_id, _OPEN)
         .order_by(trigger.c.id)
-        .limit(SUBSCRIBERS_SHOWN_MAX)
+        .limit(limit)
     )
+    rows = tx.connection.execute(statement).all()
+    stored = (
+        select(trigger_event.c.id, trigger_event.c.stored_at, redelivery.c.count.label("redelivered"))
+        .select_from(trigger_event.outerjoin(redelivery))
+        .where(trigger_event.c.id.in_([row.newest for row in rows if row.newest is not None]))
+    )
+    events = {event.id: event for event in tx.connection.execute(stored)}
+    of_it = and_(dead_letter.c.trigger_id.in_([row.id for row in rows]), dead_letter.c.state == "open")
+    counted = select(dead_letter.c.trigger_id, func.count()).where(of_it).group_by(dead_letter.c.trigger_id)
+    letters: dict[int, int] = {id_: count for id_, count in tx.connection.execute(counted)}
     lines = []
-    for row in tx.connection.execute(statement).all():
-        newest = (
-            select(trigger_event.c.id, trigger_event.c.stored_at, redelivery.c.count.label("redelivered"))
-            .select_from(trigger_event.outerjoin(redelivery))
-            .where(trigger_event.c.trigger_id == row.id)
-            .order_by(trigger_event.c.id.desc())
-            .limit(1)
-        )
-        event = tx.connection.execute(newest).first()
-        letters = select(func.count()).where(dead_letter.c.trigger_id == row.id, dead_letter.c.state == "open")
+    for row in rows:
+        event = events.get(row.newest)
         lines.append(
             SubscriberLine(
                 trigger_id=row.id,
                 name=row.name or f"trigger-{row.id}",
                 missing=absence(tx, row) if row.is_absent else None,
                 hold=row.hold,
-                newest_event_id=None if event is None else event.id,
+                newest_event_id=row.newest,
                 stored_at=None if event is None else event.stored_at,
                 redelivered=0 if event is None else event.redelivered or 0,
-                open_letters=int(tx.connection.execute(letters).scalar_one()),
+                open_letters=letters.get(row.id, 0),
                 failure_count=row.failure_count,
                 last_failed_at=row.last_failed_at,
                 last_error=row.last_error,

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, literal_column, or_, select
 
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
@@ -30,6 +30,7 @@ from headgate.store.tables import (
 from headgate.store.triggers.leases import TriggererRow, triggerer_row
 
 LIST_WATCHERS_MAX = 100_000  # in one list: a hundred supervisors at full capacity
+EVENTS_COUNTED_MAX = 10_001  # of one trigger, which may have millions: its newest ones
 _PREFIX = "trigger-"  # of the name of a trigger without a watcher, in lists and logs
 
 
@@ -103,7 +104,9 @@ class TriggerLine(msgspec.Struct, frozen=True):
 
 
 class TriggerDetail(msgspec.Struct, frozen=True):
-    """All details of a trigger except its kwargs. ``redelivered`` counts later deliveries of stored events.
+    """All details of a trigger except its kwargs.
+
+    ``events`` counts its newest ones up to `EVENTS_COUNTED_MAX`, and ``redelivered`` the later deliveries of these.
 
     ``strikes`` are the newest messages that it has failed on; ``passed_over`` counts those that it is not given any
     more, because it has failed on them ``max_deliveries`` times.
@@ -143,6 +146,14 @@ _FROM = (
     .outerjoin(dag, dag.c.id == dag_run.c.dag_id)
 )
 _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
+_WATCHED = trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
+_WATCHERS = select(
+    *(asset_watcher.c.id, asset_watcher.c.name, asset.c.name.label("asset"), asset_watcher.c.trigger_id),
+    *(trigger.c.classpath, trigger.c.queue, asset_watcher.c.created_date, trigger.c.triggerer_id),
+    *(trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at, trigger.c.finished_at),
+    *(trigger.c.hold, trigger.c.hold_reason, trigger.c.held_at, trigger.c.max_deliveries),
+    *(asset_watcher.c.signal_key.label("signal"), asset_watcher.c.signal_namespace),
+).select_from(asset_watcher.join(trigger).outerjoin(asset))
 
 
 def _line(row: Any) -> TriggerLine:
@@ -156,6 +167,15 @@ def _lines(tx: Tx, where: ColumnElement[bool], beyond_id: int, limit: int) -> li
         select(*_COLUMNS).select_from(_FROM).where(where, trigger.c.id > beyond_id).order_by(trigger.c.id).limit(limit)
     )
     return [_line(row) for row in tx.connection.execute(statement)]
+
+
+def _troubled_ids(tx: Tx, *where: ColumnElement[bool], beyond_id: int, limit: int) -> list[int]:
+    """Return the first open triggers beyond an id that fail or are held: each from a partial index of its own."""
+    found: set[int] = set()
+    for is_troubled in (trigger.c.failure_count > literal_column("0"), trigger.c.hold.is_not(None)):
+        some = select(trigger.c.id).select_from(_WATCHED).where(_OPEN, is_troubled, trigger.c.id > beyond_id, *where)
+        found.update(tx.connection.execute(some.order_by(trigger.c.id).limit(limit)).scalars())
+    return sorted(found)[:limit]
 
 
 class TriggerInspection(Verbs):
@@ -178,21 +198,25 @@ class TriggerInspection(Verbs):
         return lines
 
     @reading
-    def watchers(self, tx: Tx) -> list[WatcherRow]:
-        """Return the watchers, by name."""
-        statement = (
-            select(
-                *(asset_watcher.c.id, asset_watcher.c.name, asset.c.name.label("asset"), asset_watcher.c.trigger_id),
-                *(trigger.c.classpath, trigger.c.queue, asset_watcher.c.created_date, trigger.c.triggerer_id),
-                *(trigger.c.failure_count, trigger.c.last_error, trigger.c.last_failed_at, trigger.c.finished_at),
-                *(trigger.c.hold, trigger.c.hold_reason, trigger.c.held_at, trigger.c.max_deliveries),
-                *(asset_watcher.c.signal_key.label("signal"), asset_watcher.c.signal_namespace),
-            )
-            .select_from(asset_watcher.join(trigger).outerjoin(asset))
-            .where(asset_watcher.c.removed_at.is_(None))
-            .order_by(asset_watcher.c.name)
-            .limit(LIST_WATCHERS_MAX)
-        )
+    def watchers(
+        self, tx: Tx, *, name: str | None = None, beyond: str | None = None, limit: int = LIST_WATCHERS_MAX
+    ) -> list[WatcherRow]:
+        """Return the watchers by name, those beyond a name; ``name`` is a part of it, in any case of its letters."""
+        where: list[ColumnElement[bool]] = [asset_watcher.c.removed_at.is_(None)]
+        if name is not None:
+            where.append(asset_watcher.c.name.icontains(name, autoescape=True))
+        if beyond is not None:
+            where.append(asset_watcher.c.name > beyond)
+        some = select(asset_watcher.c.id).where(*where).order_by(asset_watcher.c.name).limit(limit).subquery()
+        statement = _WATCHERS.join(some, some.c.id == asset_watcher.c.id).order_by(asset_watcher.c.name)
+        return [WatcherRow(**row._mapping) for row in tx.connection.execute(statement)]
+
+    @reading
+    def troubled_watchers(self, tx: Tx, *, beyond_id: int = 0, limit: int = ROWS_PER_PAGE_MAX) -> list[WatcherRow]:
+        """Return the watchers that fail or are held, by the ids of their triggers."""
+        watched = asset_watcher.c.removed_at.is_(None)
+        some = _troubled_ids(tx, watched, beyond_id=beyond_id, limit=limit)
+        statement = _WATCHERS.where(trigger.c.id.in_(some), watched).order_by(trigger.c.id)
         return [WatcherRow(**row._mapping) for row in tx.connection.execute(statement)]
 
     @reading
@@ -201,19 +225,23 @@ class TriggerInspection(Verbs):
         tx: Tx,
         *,
         with_ended: bool = False,
+        is_troubled: bool = False,
         queue: str | None = None,
         beyond_id: int = 0,
         limit: int = ROWS_PER_PAGE_MAX,
     ) -> list[TriggerLine]:
         """Return triggers by id: those that are open, and those of watchers that have finished.
 
-        ``with_ended``: all others as well, the removed ones included.
+        ``with_ended``: all others as well, the removed ones included. ``is_troubled``: open ones alone that fail or
+        are held.
         """
+        of_queue = [] if queue is None else [trigger.c.queue == queue]
+        if is_troubled:
+            some = _troubled_ids(tx, *of_queue, beyond_id=beyond_id, limit=limit)
+            return _lines(tx, trigger.c.id.in_(some), beyond_id, limit)
         present = and_(asset_watcher.c.id.is_not(None), asset_watcher.c.removed_at.is_(None))
         where = and_(True) if with_ended else or_(_OPEN, present)
-        if queue is not None:
-            where = and_(where, trigger.c.queue == queue)
-        return _lines(tx, where, beyond_id, limit)
+        return _lines(tx, and_(where, *of_queue), beyond_id, limit)
 
     @reading
     def orphans(self, tx: Tx, *, limit: int = ROWS_PER_PAGE_MAX) -> list[TriggerLine]:
@@ -265,9 +293,12 @@ class TriggerInspection(Verbs):
         if row is None:
             raise NoSuchRow("trigger", str(trigger_id))
         of_it = trigger_event.c.trigger_id == trigger_id
-        events = tx.connection.execute(select(func.count()).where(of_it)).scalar_one()
-        came_again = select(func.coalesce(func.sum(redelivery.c.count), 0)).select_from(redelivery.join(trigger_event))
-        redelivered = tx.connection.execute(came_again.where(of_it)).scalar_one()
+        some = select(trigger_event.c.id).where(of_it).order_by(trigger_event.c.id.desc()).limit(EVENTS_COUNTED_MAX)
+        counted = some.subquery()
+        events = tx.connection.execute(select(func.count()).select_from(counted)).scalar_one()
+        came_again = select(func.coalesce(func.sum(redelivery.c.count), 0))
+        came_again = came_again.select_from(counted.join(redelivery, redelivery.c.trigger_event_id == counted.c.id))
+        redelivered = tx.connection.execute(came_again).scalar_one()
         newest = select(trigger_event.c.id, trigger_event.c.stored_at).where(of_it).order_by(trigger_event.c.id.desc())
         found = tx.connection.execute(newest.limit(1)).first()
         return TriggerDetail(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headgate.store.inspect.dags import LIST_DAGS_MAX, DagLine
+from headgate.store.inspect.dags import DagLine
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
 from headgate.web.pages.overview import RUN_COLUMNS
-from headgate.web.views import Answer, Filter, Listing, Page, View
+from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
 STATES = ("active", "paused", "broken")
 RUNS_SHOWN = 25  # on the page of one DAG
@@ -17,17 +17,20 @@ TASKS_SHOWN = 200
 def listing(view: View) -> Answer:
     """List the DAGs by name, and the files that cannot be parsed."""
     state, name = view.choice("state", STATES), view.text("name")
-    is_paused = None if state in (None, "broken") else state == "paused"
-    rows = view.inspect.dags(is_paused=is_paused, limit=LIST_DAGS_MAX)
-    if state == "broken":
-        rows = [row for row in rows if row.import_error]
-    if name is not None:
-        rows = [row for row in rows if name.lower() in (row.name or row.file).lower()]
+    found = view.inspect.dags(
+        is_paused=None if state in (None, "broken") else state == "paused",
+        is_broken=state == "broken",
+        name=name,
+        beyond=view.text("beyond"),
+        limit=ROWS_PER_PAGE + 1,
+    )
+    rows, next_beyond = cut(found, by="name")
     return Listing(
         title="DAGs",
         intro="Which are broken, paused, or late?",
         columns=COLUMNS,
         rows=rows,
+        next_beyond=next_beyond,
         empty="No file of the DAG folder has a DAG.",
         filters=(
             Filter("name", "Name has", name or ""),

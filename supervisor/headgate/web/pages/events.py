@@ -19,13 +19,13 @@ def listing(view: View) -> Answer:
     watcher = view.text("watcher")
     trigger_id = None if watcher is None else view.inspect.find_trigger(watcher)
     found = view.inspect.events_before(trigger_id=trigger_id, beyond_id=view.number("beyond"), limit=ROWS_PER_PAGE + 1)
-    rows, next_id = cut(found)
+    rows, next_beyond = cut(found)
     return Listing(
         title="Events",
         intro="What came, the newest first?",
         columns=EVENT_COLUMNS,
         rows=rows,
-        next_id=next_id,
+        next_beyond=next_beyond,
         empty="No such event is stored.",
         filters=(Filter("watcher", "Watcher or trigger", watcher or "", placeholder="exact name, or an id"),),
     )
@@ -64,13 +64,13 @@ def letters(view: View) -> Answer:
             states = tuple(one for one in STATES if one == state)
     which = LetterFilter(watcher=watcher, reason=reason, states=states)
     found = view.inspect.dead_letters(ROWS_PER_PAGE + 1, which=which, beyond_id=view.number("beyond"))
-    rows, next_id = cut(found)
+    rows, next_beyond = cut(found)
     return Listing(
         title="Dead letters",
         intro="What could not be stored, or taken by its trigger, and can it now?",
         columns=LETTER_COLUMNS,
         rows=rows,
-        next_id=next_id,
+        next_beyond=next_beyond,
         empty="There are no such dead letters.",
         filters=(
             Filter("watcher", "Watcher", watcher or "", placeholder="exact name"),

@@ -11,7 +11,7 @@ STATES = ("queued", "running", "success", "failed")
 def listing(view: View) -> Answer:
     """List runs, the newest first."""
     dag, state, since = view.text("dag"), view.choice("state", STATES), view.since()
-    rows, next_id = cut(
+    rows, next_beyond = cut(
         view.inspect.runs(
             dag=dag,
             states=() if state is None else (state,),
@@ -25,7 +25,7 @@ def listing(view: View) -> Answer:
         intro="What runs, and what failed?",
         columns=RUN_COLUMNS,
         rows=rows,
-        next_id=next_id,
+        next_beyond=next_beyond,
         empty="There are no such runs.",
         filters=(
             Filter("dag", "DAG", dag or "", placeholder="exact name"),

@@ -10,26 +10,30 @@ from headgate.web.pages.overview import stream_state
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
 EVENTS_SHOWN = 20  # on the page of one trigger
+SUBSCRIBERS_SHOWN = 200  # on the page of one stream
 
 
 def listing(view: View) -> Answer:
     """List the triggers by id."""
-    queue, is_ended = view.text("queue"), view.choice("ended", ("yes",)) is not None
-    rows, next_id = cut(
-        view.inspect.triggers(
-            queue=queue, with_ended=is_ended, beyond_id=view.number("beyond") or 0, limit=ROWS_PER_PAGE + 1
-        )
+    queue, which = view.text("queue"), view.choice("which", ("failing", "all"))
+    found = view.inspect.triggers(
+        queue=queue,
+        is_troubled=which == "failing",
+        with_ended=which == "all",
+        beyond_id=view.number("beyond") or 0,
+        limit=ROWS_PER_PAGE + 1,
     )
+    rows, next_beyond = cut(found)
     return Listing(
         title="Triggers",
         intro="Which run, for whom, and which fail?",
         columns=COLUMNS,
         rows=rows,
-        next_id=next_id,
+        next_beyond=next_beyond,
         empty="There are no such triggers.",
         filters=(
             Filter("queue", "Queue", queue or "", placeholder="exact name"),
-            Filter("ended", "Ended ones", "yes" if is_ended else "", (("yes", "also these"),)),
+            Filter("which", "Which", which or "", (("failing", "failing or held"), ("all", "also ended ones"))),
         ),
     )
 
@@ -61,21 +65,20 @@ def one(view: View) -> Answer:
 
 
 def watchers(view: View) -> Answer:
-    """List the watchers by name."""
+    """List the watchers by name; those that fail or are held by their triggers' ids."""
     name, is_failing = view.text("name"), view.choice("failing", ("yes",)) is not None
-    rows = view.inspect.watchers()
-    if name is not None:
-        rows = [row for row in rows if name.lower() in row.name.lower()]
     if is_failing:
-        rows = [row for row in rows if row.failure_count or row.hold]
-    after = view.number("beyond") or 0
-    shown = rows[after : after + ROWS_PER_PAGE]
+        found = view.inspect.troubled_watchers(beyond_id=view.number("beyond") or 0, limit=ROWS_PER_PAGE + 1)
+        rows, next_beyond = cut(found, by="trigger_id")
+    else:
+        found = view.inspect.watchers(name=name, beyond=view.text("beyond"), limit=ROWS_PER_PAGE + 1)
+        rows, next_beyond = cut(found, by="name")
     return Listing(
         title="Watchers",
         intro="Which sources are watched, and which of their triggers fail?",
         columns=WATCHER_COLUMNS,
-        rows=shown,
-        next_id=after + ROWS_PER_PAGE if len(rows) > after + ROWS_PER_PAGE else None,
+        rows=rows,
+        next_beyond=next_beyond,
         empty="There are no such watchers. `headgate watchers add` makes one.",
         filters=(
             Filter("name", "Name has", name or ""),
@@ -89,20 +92,22 @@ def streams(view: View) -> Answer:
     found = view.inspect.streams(
         beyond_id=view.number("beyond") or 0, limit=ROWS_PER_PAGE + 1, liveness=view.site.liveness
     )
-    rows, next_id = cut(found)
+    rows, next_beyond = cut(found)
     return Listing(
         title="Streams",
         intro="Who reads each shared stream, who runs it, and who holds it up?",
         columns=STREAM_COLUMNS,
         rows=rows,
-        next_id=next_id,
+        next_beyond=next_beyond,
         empty="No open trigger reads a shared stream.",
     )
 
 
 def stream(view: View) -> Answer:
     """Show a stream and its subscribers."""
-    line, subscribers = view.inspect.stream(view.part_number("id"), liveness=view.site.liveness)
+    line, subscribers = view.inspect.stream(
+        view.part_number("id"), limit=SUBSCRIBERS_SHOWN, liveness=view.site.liveness
+    )
     values = {
         "line": line,
         "facts": (
@@ -115,8 +120,8 @@ def stream(view: View) -> Answer:
             ("last failure", line.last_failed_at),
         ),
         "columns": SUBSCRIBER_COLUMNS,
-        "subscribers": subscribers[: ROWS_PER_PAGE * 4],
-        "left": max(0, len(subscribers) - ROWS_PER_PAGE * 4),
+        "subscribers": subscribers,
+        "left": line.subscribers - len(subscribers),
     }
     return Page("stream.html", line.name, values)
 
