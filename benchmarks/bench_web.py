@@ -42,8 +42,12 @@ _ONE = {
     "/events/{id}": "/events/{event}",
     "/dead-letters/{id}": "/dead-letters/{letter}",
     "/dags/{dag}": "/dags/dag1",
+    "/dags/{dag}/graph": "/dags/dag1/graph",
+    "/assets/{id}": "/assets/1",
+    "/signals/{id}": "/signals/1",
     "/dags/{dag}/runs/{run}": "/dags/{dag}/runs/{run}",
     "/dags/{dag}/runs/{run}/tasks/{task}": "/dags/{dag}/runs/{run}/tasks/t23",
+    "/dags/{dag}/runs/{run}/tasks/{task}/log": "/dags/{dag}/runs/{run}/tasks/t23/log",
 }
 # What people ask for besides the first page: far pages, filters that few rows or none pass.
 _MORE = (
@@ -63,6 +67,11 @@ _MORE = (
     "/runs?dag=dag1",
     "/runs?since=1h",
     "/dags?state=broken",
+    "/search?q=k",
+    "/search?q=t1",
+    "/search?q={run}",
+    "/search?q=w{busy} k1",
+    "/search.json?q={busy}",
 )
 
 

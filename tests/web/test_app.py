@@ -72,7 +72,7 @@ def test_every_page_answers_on_an_empty_database(client: TestClient, route: Rout
     answer = client.get(path_of(route))
     assert answer.status_code == (404 if "{" in route.path else 200), answer.text
     assert "<main" in answer.text
-    if route.is_list:
+    if route.is_list and "{" not in route.path:
         told = client.get(f"{path_of(route)}.json").json()
         assert set(told) == {"as_of", "rows", "next_beyond"}
 

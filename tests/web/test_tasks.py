@@ -53,8 +53,7 @@ def test_a_list_is_read_page_by_page(page: Get, client: TestClient, etl: Tasks) 
 
 def test_a_dag_a_run_and_a_task_are_shown(page: Get, client: TestClient, etl: Tasks) -> None:
     dag = page("/dags/etl")
-    assert '<a href="/dags/etl/runs/r1" class="code">r1</a>' in dag
-    assert "<code>b</code>" in dag
+    assert 'href="/dags/etl/runs/r1/tasks/b"' in dag
     run = page("/dags/etl/runs/r1")
     assert [f'<a href="/dags/etl/runs/r1/tasks/{name}">{name}</a>' in run for name in "abc"] == [True] * 3
     task = page("/dags/etl/runs/r1/tasks/b")

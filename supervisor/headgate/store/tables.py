@@ -166,6 +166,8 @@ Index(
     sqlite_where=_present_watcher,
 )
 Index("ix_asset_watcher_name", asset_watcher.c.name, asset_watcher.c.trigger_id)  # removed ones, too
+_of_asset = asset_watcher.c.asset_id.is_not(None)
+Index("ix_asset_watcher_asset", asset_watcher.c.asset_id, postgresql_where=_of_asset, sqlite_where=_of_asset)
 
 # The event log. Its two unique rules are I2: the same event, reported again, and the same message,
 # delivered again, give no second row.

@@ -135,6 +135,7 @@ class _Pages:
             "title": title,
             "layout": "fragment.html" if is_fragment else "base.html",
             "here": request.url.path,
+            "asked": request.query_params.get("q"),
             "url": url,
             "lives": lives,
         }

@@ -10,7 +10,19 @@ from typing import Literal
 
 import msgspec
 
-from headgate.web.pages import account, dags, events, machines, overview, runs, tasks, triggers
+from headgate.web.pages import (
+    account,
+    dags,
+    events,
+    machines,
+    overview,
+    pictures,
+    runs,
+    searching,
+    signals,
+    tasks,
+    triggers,
+)
 from headgate.web.views import Handler
 
 Role = Literal["nobody", "viewer", "operator", "admin"]
@@ -44,13 +56,20 @@ ROUTES: tuple[Route, ...] = (
     Route("/events/{id}", events.one, role="operator"),
     Route("/dead-letters", events.letters, is_list=True, nav="Events", title="Dead letters"),
     Route("/dead-letters/{id}", events.letter, role="operator"),
+    Route("/assets", signals.assets, is_list=True, nav="Events", title="Assets"),
+    Route("/assets/{id}", signals.asset),
+    Route("/signals", signals.signals, is_list=True, nav="Events", title="Signals"),
+    Route("/signals/{id}", signals.signal, role="operator"),
     Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),
-    Route("/dags/{dag}", dags.one),
+    Route("/dags/{dag}", pictures.grid),
+    Route("/dags/{dag}/graph", pictures.graph),
     Route("/dags/{dag}/runs/{run}", tasks.run, role="operator"),
     Route("/dags/{dag}/runs/{run}/tasks/{task}", tasks.task, role="operator"),
+    Route("/dags/{dag}/runs/{run}/tasks/{task}/log", tasks.log, role="operator", is_list=True),
     Route("/runs", runs.listing, is_list=True, nav="Tasks", title="Runs"),
     Route("/pools", machines.pools, is_list=True, nav="Tasks", title="Pools"),
     Route("/supervisors", machines.supervisors, is_list=True, nav="Machines", title="Supervisors"),
+    Route("/search", searching.search, is_list=True),
     Route("/help", machines.manual, nav="Machines", title="Help", reads=False),
     # --- who one is ---
     Route("/login", account.login, role="nobody", reads=False),

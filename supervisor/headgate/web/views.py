@@ -15,6 +15,7 @@ from starlette.responses import Response
 from headgate.presentation.moments import begin_of
 from headgate.store.inspect.inspection import Inspection
 from headgate.store.inspect.why_facts import Liveness
+from headgate.store.signal_verbs import SignalVerbs
 from headgate.web.cells import Column
 from headgate.web.sessions import Sessions
 from headgate.web.stores import Stores
@@ -73,6 +74,7 @@ class Listing(msgspec.Struct, frozen=True):
     intro: str = ""
     filters: Sequence[Filter] = ()
     next_beyond: int | str | None = None
+    next_text: str = f"Next {ROWS_PER_PAGE}"
     template: str = "list.html"
     values: dict[str, Any] = {}
 
@@ -90,6 +92,11 @@ class View:
         """The queries. A route that needs none is given none."""
         assert self._inspect is not None, "the route says that it needs no store"
         return self._inspect
+
+    @property
+    def signals(self) -> SignalVerbs:
+        """The queries about signals."""
+        return SignalVerbs(self.inspect.database)
 
     @cached_property
     def now(self) -> datetime:

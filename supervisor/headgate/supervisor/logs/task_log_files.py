@@ -250,23 +250,69 @@ def follow(
 
 
 class _Followed:
-    """One file, read as far as its lines are complete."""
+    """One file, read as far as its lines are complete, up to ``bytes_max`` at a time from ``offset`` on."""
 
-    def __init__(self) -> None:
-        self._offset = 0
+    def __init__(self, offset: int = 0, bytes_max: int = FOLLOW_READ_BYTES_MAX) -> None:
+        self.offset = offset
+        self._bytes_max = bytes_max
+
+    @classmethod
+    def at_end(cls, path: Path, bytes_max: int) -> _Followed:
+        """Return the file at the first line that begins within its last ``bytes_max``."""
+        try:
+            size = path.stat().st_size
+            if size <= bytes_max:
+                return cls(0, bytes_max)
+            with path.open("rb", buffering=0) as file:
+                data = os.pread(file.fileno(), bytes_max, size - bytes_max)
+        except FileNotFoundError:
+            return cls(0, bytes_max)
+        return cls(size - len(data) + data.find(b"\n") + 1, bytes_max)
 
     def read(self, path: Path) -> list[bytes]:
         """Return the new lines; none if the file is gone."""
         try:
             with path.open("rb", buffering=0) as file:
-                data = os.pread(file.fileno(), FOLLOW_READ_BYTES_MAX, self._offset)
+                data = os.pread(file.fileno(), self._bytes_max, self.offset)
         except FileNotFoundError:  # a part of an end that was deleted
             return []
         complete, end, _ = data.rpartition(b"\n")
-        if not end and len(data) == FOLLOW_READ_BYTES_MAX:
+        if not end and len(data) == self._bytes_max:
             complete = data  # a line longer than any of ours
-        self._offset += len(complete) + len(end)
+        self.offset += len(complete) + len(end)
         return complete.split(b"\n") if complete else []
+
+
+def read_on(folder: Path, name: TryName, cursor: str | None, *, bytes_max: int) -> tuple[list[Record], str]:
+    """Return the records of all tries of a task that follow a cursor, and the cursor behind them.
+
+    Without a cursor, those within the last ``bytes_max`` of each file. ``name`` is that of any try. A cursor says for
+    each file up to which byte it was read: ``1/4.jsonl=1200,2/5.jsonl=80``. Raises `ValueError` for another text, and
+    `OSError` for a log that cannot be read.
+    """
+    task = folder_of_instance(folder, name)
+    offsets = _offsets_of(cursor) if cursor else {}
+    read_files: dict[Path, _Followed] = {}
+    found = []
+    for number in sorted(_numbers_in(task)):
+        for path in (path for paths in parts_in(task / str(number)).values() for path in paths.values()):
+            offset = offsets.get(f"{number}/{path.name}", 0)
+            read_files[path] = _Followed(offset, bytes_max) if cursor else _Followed.at_end(path, bytes_max)
+        for record in _merged(_new_records(task / str(number), read_files)):
+            found.append(record | {"try_number": number})
+    behind = (f"{path.parent.name}/{path.name}={followed.offset}" for path, followed in read_files.items())
+    return found, ",".join(behind)
+
+
+def _offsets_of(cursor: str) -> dict[str, int]:
+    offsets = {}
+    for place in cursor.split(","):
+        name, _, offset = place.partition("=")
+        folder, _, file = name.partition("/")
+        if not (is_try_folder(folder) and is_log_file(file) and offset.isascii() and offset.isdecimal()):
+            raise ValueError(f"a cursor of logs is 1/4.jsonl=1200, or several of these; got {place!r}")
+        offsets[name] = int(offset)
+    return offsets
 
 
 def _new_records(folder: Path, read_files: dict[Path, _Followed]) -> list[Iterator[Record]]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headgate.store.inspect.dags import DagLine
-from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
-from headgate.web.pages.overview import RUN_COLUMNS
-from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
+from headgate.web.cells import Code, Column, Error, Link, State, path
+from headgate.web.pages.pictures import dag_state
+from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, View, cut
 
 STATES = ("active", "paused", "broken")
-RUNS_SHOWN = 25  # on the page of one DAG
-TASKS_SHOWN = 200
 
 
 def listing(view: View) -> Answer:
@@ -39,43 +36,12 @@ def listing(view: View) -> Answer:
     )
 
 
-def one(view: View) -> Answer:
-    """Show a DAG: its newest runs, and its tasks."""
-    line, spec = view.inspect.dag(view.part("dag"))
-    values = {
-        "name": spec.dag_id,
-        "error": line.import_error,
-        "facts": (
-            ("state", _state(line)),
-            ("schedule", Code(line.schedule) if line.schedule else None),
-            ("next run", line.next_run_at),
-            ("active runs", line.active_runs or None),
-            ("queued runs", line.queued_runs or None),
-            ("waiting events", line.waiting_events or None),
-            ("file", Code(line.file)),
-            ("parsed", line.parsed_at),
-        ),
-        "run_columns": RUN_COLUMNS[1:],
-        "runs": view.inspect.runs(dag=spec.dag_id, limit=RUNS_SHOWN),
-        "task_columns": TASK_COLUMNS,
-        "tasks": spec.tasks[:TASKS_SHOWN],
-        "left": max(0, len(spec.tasks) - TASKS_SHOWN),
-    }
-    return Page("dag.html", spec.dag_id, values)
-
-
-def _state(line: DagLine) -> Cell:
-    if line.import_error:
-        return State("failed", "cannot be parsed")
-    return State("paused") if line.is_paused else State("alive", "active")
-
-
 COLUMNS = (
     Column(
         "DAG",
         lambda line: Code(Path(line.file).name) if line.name is None else Link(path("dags", line.name), line.name),
     ),
-    Column("state", _state),
+    Column("state", dag_state),
     Column("schedule", lambda line: Code(line.schedule) if line.schedule else None),
     Column("next run", lambda line: line.next_run_at),
     Column("active", lambda line: line.active_runs or None, is_number=True),
@@ -84,11 +50,4 @@ COLUMNS = (
     Column("last run", lambda line: State(line.last_run_state) if line.last_run_state else None),
     Column("began", lambda line: line.last_run_at, is_minor=True),
     Column("error", lambda line: Error(line.import_error) if line.import_error else None),
-)
-TASK_COLUMNS = (
-    Column("task", lambda task: Code(task.task_id)),
-    Column("operator", lambda task: task.operator),
-    Column("upstream", lambda task: ", ".join(task.upstream) or None),
-    Column("trigger rule", lambda task: task.trigger_rule, is_minor=True),
-    Column("retries", lambda task: task.retries or None, is_number=True, is_minor=True),
 )

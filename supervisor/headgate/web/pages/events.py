@@ -34,6 +34,12 @@ def listing(view: View) -> Answer:
 def one(view: View) -> Answer:
     """Show an event, its payload as it is stored."""
     event = view.inspect.event(view.part_number("id"))
+    made = view.inspect.made_of(event.id)
+    runs = [
+        Link(path("dags", dag, "runs", run), f"{dag} {run}" + (" (superseded)" if is_old else ""))
+        for dag, run, is_old in made.runs
+    ]
+    tasks = [Link(path("dags", dag, "runs", run, "tasks", task), f"{dag} {task}") for dag, run, task in made.tasks]
     values = {
         "event": event,
         "facts": (
@@ -44,6 +50,8 @@ def one(view: View) -> Answer:
             ("stored", event.stored_at),
             ("came again", event.redelivered or None),
             ("the last of its trigger", event.is_last or None),
+            ("has resumed", tasks or None),
+            ("has runs", runs or None),
             ("run of the trigger", Code(event.trigger_run_id)),
         ),
     }

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from headgate.presentation.values import payload
-from headgate.store.inspect.runs import TaskDetail, TaskLine
+from typing import Any
+
+import msgspec
+
+from headgate.presentation.values import json_line, payload
+from headgate.store.ids import TryName
+from headgate.store.inspect.runs import TaskDetail, TaskLine, TaskRef
+from headgate.supervisor.logs import task_log_files
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, Took, path
-from headgate.web.views import ROWS_PER_PAGE, Answer, Page, View, cut
+from headgate.web.pages import pictures
+from headgate.web.views import ROWS_PER_PAGE, Answer, BadRequest, Listing, Page, View, cut
 
 XCOMS_SHOWN = 50  # of one task
+LOG_BYTES_MAX = 64 * 1024  # of each file of a log: its end, or what follows a cursor
+LOG_LINES_SHOWN = 200  # on the page of a task
+CURSOR_CHARS_MAX = 4_000
+# These have a place of their own, or say nothing to a reader who has named the task.
+_PLACED = frozenset(
+    {"timestamp", "level", "event", "source", "try_number", "part", "more", "task_instance_id", "logger"}
+)
+_PLACED |= {"trigger_id", "trigger_name", "trigger_run_id", "classpath", "incarnation", "epoch", "pid"}
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """One record of the log of a task; ``text`` has what else it says, also a traceback."""
+
+    at: str
+    level: str
+    source: str
+    try_number: int
+    text: str
 
 
 def run(view: View) -> Answer:
@@ -16,7 +41,7 @@ def run(view: View) -> Answer:
     detail = view.inspect.run(dag, run_id)
     line = detail.line
     found = view.inspect.tasks(dag=dag, run_id=line.run_id, beyond_id=view.number("beyond"), limit=ROWS_PER_PAGE + 1)
-    tasks, next_id = cut(found)
+    tasks, next_beyond = cut(found)
     values = {
         "facts": (
             ("state", State(line.state)),
@@ -32,7 +57,9 @@ def run(view: View) -> Answer:
         "conf": None if detail.conf is None else payload(detail.conf),
         "columns": TASK_COLUMNS,
         "tasks": tasks,
-        "next": None if next_id is None else path("dags", dag, "runs", line.run_id, beyond=next_id),
+        "spans": pictures.gantt(line, tasks, view.now),
+        "gantt_w": pictures.GANTT_W,
+        "next": None if next_beyond is None else path("dags", dag, "runs", line.run_id, beyond=next_beyond),
     }
     return Page("run.html", f"{dag} {line.run_id}", values)
 
@@ -49,9 +76,54 @@ def task(view: View) -> Answer:
         "error": detail.line.last_error,
         "xcoms": [(key, payload(value)) for key, value in list(detail.xcoms.items())[:XCOMS_SHOWN]],
         "xcoms_left": max(0, len(detail.xcoms) - XCOMS_SHOWN),
+        "log": _read_log(view, found, None)[0][-LOG_LINES_SHOWN:],
         "log_command": f"headgate tasks logs {found.dag} {found.run_id} {found.name}",
+        "log_json": path(*_place(found), "log.json"),
+        "log_folder": view.site.log_folder,
     }
     return Page("task.html", f"{found.dag} {found.name}", values)
+
+
+def log(view: View) -> Answer:
+    """List the end of a task's log, or what follows a cursor, which is ``next_beyond`` of the answer before."""
+    found = view.inspect.find_task(view.part("dag"), view.part("run"), view.part("task").removesuffix("[]"))
+    lines, cursor = _read_log(view, found, view.request.query_params.get("beyond"))
+    return Listing(
+        title=f"Log of {found.dag} {found.name}",
+        columns=LOG_COLUMNS,
+        rows=lines,
+        next_beyond=cursor or None,
+        empty=f"There is nothing new in {view.site.log_folder}, where this machine keeps the logs of its tasks.",
+        next_text="What follows",
+    )
+
+
+def _read_log(view: View, found: TaskRef, cursor: str | None) -> tuple[list[LogLine], str]:
+    if cursor is not None and len(cursor) > CURSOR_CHARS_MAX:
+        raise BadRequest(f"beyond has more than {CURSOR_CHARS_MAX:,} characters")
+    name = TryName(found.dag, found.run_id, found.task_id, 0, found.map_index)
+    try:
+        records, behind = task_log_files.read_on(view.site.log_folder, name, cursor, bytes_max=LOG_BYTES_MAX)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    except OSError as error:
+        return [LogLine("", "warning", "supervisor", 0, f"its log cannot be read here: {error.strerror}")], ""
+    return [_log_line(record) for record in records], behind
+
+
+def _log_line(record: dict[str, Any]) -> LogLine:
+    """Return what stands in one line: without what names the task, and what is about headgate."""
+    text = [str(record.get("event", ""))]
+    for name, value in record.items():
+        if name not in _PLACED and value is not None:
+            shown = value if isinstance(value, str) else json_line(value)
+            text.append(f"\n{shown.rstrip()}" if "\n" in shown else f" {name}={shown}")
+    at, level, source = (str(record.get(name, "")) for name in ("timestamp", "level", "source"))
+    return LogLine(at, level, source, record["try_number"], "".join(text))
+
+
+def _place(found: TaskRef) -> tuple[str, ...]:
+    return ("dags", found.dag, "runs", found.run_id, "tasks", found.name)
 
 
 def task_path(line: TaskLine) -> str:
@@ -96,4 +168,11 @@ TASK_COLUMNS = (
     Column("pool", lambda line: line.pool, is_minor=True),
     Column("queue", lambda line: line.queue, is_minor=True),
     Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
+)
+LOG_COLUMNS = (
+    Column("at", lambda line: Code(line.at)),
+    Column("try", lambda line: line.try_number, is_number=True),
+    Column("level", lambda line: line.level),
+    Column("source", lambda line: line.source),
+    Column("text", lambda line: line.text),
 )

@@ -52,6 +52,9 @@
       location.assign(places[event.key]);
     } else if (event.key === "p" && pause) {
       pause.click();
+    } else if (event.key === "/" && document.getElementById("search")) {
+      event.preventDefault();
+      document.getElementById("search").focus();
     } else if (event.key === "?") {
       location.assign("/help");
     }
