@@ -63,7 +63,7 @@ _STREAMS = (
 _TRIGGERS = (
     "INSERT INTO trigger (classpath, kwargs, created_date, queue, triggerer_id, stream_id, failure_count, last_error, "
     "last_failed_at, hold, hold_reason, held_at) "
-    f"SELECT 'a.B', 'x', {_NOW}, 'default', :epoch, CASE WHEN i % 2 = 0 THEN i / :in_stream + 1 END, "
+    f"SELECT 'a.B', 'x', {_NOW}, 'default', :epoch, CASE WHEN i % 2 = 0 THEN i / :in_stream + :stream END, "
     f"CASE WHEN i % 1000 = 7 THEN 3 ELSE 0 END, CASE WHEN i % 1000 = 7 THEN 'KeyError' END, "
     f"CASE WHEN i % 1000 = 7 THEN {_NOW} END, CASE WHEN i % 1000 = 8 THEN 'brake' END, "
     f"CASE WHEN i % 1000 = 8 THEN 'too many' END, CASE WHEN i % 1000 = 8 THEN {_NOW} END FROM n"
@@ -71,7 +71,7 @@ _TRIGGERS = (
 _ASSETS = f"INSERT INTO asset (name, created_date) SELECT 'asset' || i, {_NOW} FROM n"
 _WATCHERS = (
     "INSERT INTO asset_watcher (name, trigger_id, asset_id, created_date) "
-    f"SELECT 'w' || id, id, CASE WHEN id % 10 = 0 THEN id % {ASSETS} + 1 END, {_NOW} FROM trigger "
+    f"SELECT 'w' || id, id, CASE WHEN id % 10 = 0 THEN id % {ASSETS} + :asset END, {_NOW} FROM trigger "
     "WHERE classpath = 'a.B'"
 )
 _EVENTS = (
@@ -171,11 +171,12 @@ def _fill_triggers(engine: Engine, epoch: Epoch, sizes: Sizes) -> int:
     with engine.begin() as connection:
         streams = {"rows": triggers // STREAM_TRIGGERS + 1, "epoch": epoch}
         connection.execute(text(_COUNT + _STREAMS), streams)
-        rows = {"rows": triggers, "epoch": epoch, "in_stream": STREAM_TRIGGERS}
+        stream = _scalar(connection, "SELECT min(id) FROM stream")
+        rows = {"rows": triggers, "epoch": epoch, "in_stream": STREAM_TRIGGERS, "stream": stream}
         connection.execute(text(_COUNT + _TRIGGERS), rows)
         connection.execute(text(_COUNT + _ASSETS), {"rows": ASSETS})
-        connection.execute(text(_WATCHERS))
-        first = int(connection.execute(text("SELECT min(trigger_id) FROM asset_watcher")).scalar_one())
+        connection.execute(text(_WATCHERS), {"asset": _scalar(connection, "SELECT min(id) FROM asset")})
+        first = _scalar(connection, "SELECT min(trigger_id) FROM asset_watcher")
     told = {"first": first, "triggers": triggers, "payload": b"\x01"}
     for done, rows_now in _batches(sizes.events):
         with engine.begin() as connection:
