@@ -13,13 +13,13 @@ from headgate.scheduling.why import Answer, Supervisor
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading
 from headgate.store.inspect import status_facts, why_facts
-from headgate.store.inspect.assets import AssetInspection
 from headgate.store.inspect.audit import AuditInspection
+from headgate.store.inspect.browsing.assets import AssetInspection
+from headgate.store.inspect.browsing.grid import GridInspection
+from headgate.store.inspect.browsing.search import SearchInspection
 from headgate.store.inspect.event_log import EventInspection
-from headgate.store.inspect.grid import GridInspection
 from headgate.store.inspect.letters import LetterInspection
 from headgate.store.inspect.runs import RunInspection, TaskRef
-from headgate.store.inspect.search import SearchInspection
 from headgate.store.inspect.signal_places import DagPlaces, RunSignals
 from headgate.store.inspect.streams import StreamInspection
 from headgate.store.inspect.triggers import TriggerInspection

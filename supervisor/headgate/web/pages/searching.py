@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import RedirectResponse
 
-from headgate.store.inspect.search import Found
+from headgate.store.inspect.browsing.search import Found
 from headgate.web.cells import Column, Link, path
 from headgate.web.views import Answer, Listing, View
 

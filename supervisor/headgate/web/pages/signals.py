@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.presentation.values import payload
 from headgate.store.errors import NoSuchRow
-from headgate.store.inspect.assets import AssetLine
+from headgate.store.inspect.browsing.assets import AssetLine
 from headgate.store.signals.reading import Signal, WaitingTask
 from headgate.web.cells import Cell, Code, Column, Link, State, path
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
