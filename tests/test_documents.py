@@ -118,3 +118,11 @@ def test_every_link_within_the_documentation_leads_somewhere() -> None:
                 broken.append(f"{page.name}: {target}")
     assert broken == []
     assert seen > 10
+
+
+def test_each_test_that_the_page_of_brokers_names_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "brokers.md").read_text()))
+    assert len(named) > 20
+    sources = [*TESTS.rglob("test_*.py"), ROOT / "runner/headgate/testing/brokers/conformance.py"]
+    there = {name for path in sources for name in re.findall(r"def (test_\w+)\(", path.read_text())}
+    assert named - there == set()

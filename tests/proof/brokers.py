@@ -36,13 +36,15 @@ from headgate.testing.crash.history import KINDS
 from headgate.testing.crash.pair import Pair
 from headgate.testing.crash.report import CrashReport, CrashTestFailed
 
-# Whether the broker itself is killed. A webhook has a sender in the place of a broker.
+# Whether the broker itself is killed. The server of SQS has all in memory; webhooks have a sender in place of a broker.
 BROKERS: Mapping[str, bool] = {
     "redis": True,
     "postgres": True,
     "rabbitmq": True,
     "rabbitmq-classic": True,
     "nats": True,
+    "sqs": False,
+    "sqs-fifo": False,
     "mqtt": True,
     "webhook": False,
 }

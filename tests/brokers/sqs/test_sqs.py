@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from botocore.exceptions import ClientError
+from tests.brokers.servers.certificates import Certify
 
+from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients import sqs_client
-from headgate.brokers.clients.sqs_client import SqsPasses
+from headgate.brokers.clients.sqs_client import SqsClient, SqsPasses
 from headgate.brokers.sqs import HELD_S_MAX, SqsProducer, SqsTrigger, _Loan
 from headgate.brokers.threaded import Received
 from headgate.protocol.values import decode_value
@@ -267,6 +273,42 @@ def test_no_secret_is_in_what_is_shown_of_a_client(station: SqsStation) -> None:
     shown = [repr(producer.connection), repr(producer._sqs), repr(producer._client._client), repr(vars(producer))]
     producer.disconnect()
     assert station.moto.me.secret not in "".join(shown)
+
+
+def test_certificates_of_both_sides_are_checked(certify: Certify) -> None:
+    server, client, other = certify("server"), certify("client"), certify("other")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*server)
+    context.load_verify_locations(client[0])
+    context.verify_mode = ssl.CERT_REQUIRED
+    body = b'{"QueueUrl": "https://sqs/orders"}'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # of the listener, when it is closed
+            while True:
+                link, _ = listener.accept()
+                with contextlib.suppress(OSError), context.wrap_socket(link, server_side=True) as secured:
+                    secured.recv(65_536)
+                    secured.sendall(answer)
+
+    def url_of(ca: tuple[Path, Path], own: tuple[Path, Path]) -> Any:
+        query = f"region={REGION}&ssl_ca_certs={ca[0]}&ssl_certfile={own[0]}&ssl_keyfile={own[1]}"
+        uri = f"sqs://key:hunter22@127.0.0.1:{listener.getsockname()[1]}/?{query}"
+        client = SqsClient(Connection.from_uri("shop", uri), "test")
+        with contextlib.closing(client):
+            return client.call("get_queue_url", QueueName="orders")["QueueUrl"]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert url_of(server, client) == "https://sqs/orders"
+        with pytest.raises(BrokerMisconfigured, match="the certificate of the server is refused: self-signed"):
+            url_of(other, client)
+        with pytest.raises((BrokerMisconfigured, *sqs_client.TROUBLE)):  # the alert may be lost with the link
+            url_of(server, other)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_the_tap_finds_deletions_wherever_the_bytes_are_cut() -> None:

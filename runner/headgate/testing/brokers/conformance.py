@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
+import structlog
 
+from headgate.brokers.broker_trigger import BrokerTrigger
 from headgate.testing.brokers.reading import Reading, names, subscribers
 from headgate.testing.brokers.station import CONNECTION, Station, wait_until
 from headgate.testing.crash.campaign import crash_test
@@ -83,6 +86,21 @@ class SourceConformance(_Conformance):
             assert sum(reading.stored().values()) <= 7
             reading.confirm()
             reading.wait_stored(names(MESSAGES + 1))
+            wait_until(lambda: not list(station.pending()), "everything is acknowledged")
+
+    def test_a_source_is_checked_and_nothing_is_taken(self, station: Station) -> None:
+        trigger = station.trigger()
+        if not isinstance(trigger, BrokerTrigger):
+            pytest.skip("`headgate brokers check` asks triggers that are a BrokerTrigger")
+        station.publish(names(MESSAGES))
+        for _ in range(2):
+            checked = trigger.check(station.uri)
+            assert checked.problem == ""
+            assert checked.lag in (None, MESSAGES), "what waits is counted, if the broker tells"
+        assert station.tap.acknowledged == []
+        assert len(list(station.pending())) == MESSAGES
+        with self.read(station) as reading:
+            reading.wait_stored(names(MESSAGES))
             wait_until(lambda: not list(station.pending()), "everything is acknowledged")
 
     # --- what cannot be handled -------------------------------------------------------------------------
@@ -170,7 +188,10 @@ class SourceConformance(_Conformance):
 
     def test_what_was_handed_out_before_a_cut_is_acknowledged_after_it_and_nothing_else(self, station: Station) -> None:
         station.publish(names(MESSAGES))
-        with self.read(station, kwargs={"in_flight_max": MESSAGES // 2}, is_held=True) as reading:
+        with (
+            structlog.testing.capture_logs() as records,
+            self.read(station, kwargs={"in_flight_max": MESSAGES // 2}, is_held=True) as reading,
+        ):
             reading.wait_stored(names(MESSAGES // 2))
             links = station.tap.links
             station.tap.cut()
@@ -179,6 +200,8 @@ class SourceConformance(_Conformance):
             reading.confirm()
             reading.wait_stored(names(MESSAGES))
             wait_until(lambda: not list(station.pending()), "everything is acknowledged")
+        password = unquote(urlsplit(station.uri).password or "")
+        assert not password or password not in repr(records), "what is logged of the trouble shows no secret"
 
     def test_a_source_that_is_deleted_ends_the_stream_with_an_error_that_names_it(self, station: Station) -> None:
         if not station.can_be_deleted:
@@ -196,12 +219,16 @@ class SourceConformance(_Conformance):
         wrong: list[str] = []
         for what, refusal in station.refusals().items():
             trigger = station.trigger(**refusal.kwargs)
-            with Reading(trigger, uri=refusal.uri or station.uri, has_restarts=False) as reading:
+            with (
+                structlog.testing.capture_logs() as records,
+                Reading(trigger, uri=refusal.uri or station.uri, has_restarts=False) as reading,
+            ):
                 failure = reading.failure()
             text = f"{type(failure).__name__}: {failure}"
             if type(failure).__name__ != "BrokerMisconfigured" or refusal.says not in text:
                 wrong.append(f"{what}: {text}")
-            if refusal.secret and refusal.secret in text + repr(failure) + repr(trigger) + repr(trigger.serialize()):
+            shown = text + repr(failure) + repr(trigger) + repr(trigger.serialize()) + repr(records)
+            if refusal.secret and refusal.secret in shown:
                 wrong.append(f"{what} shows {refusal.secret}")
         assert wrong == []
         assert station.tap.acknowledged == []

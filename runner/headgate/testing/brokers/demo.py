@@ -92,14 +92,14 @@ def _started(broker: str, folder: Path) -> Station | None:
 
             server = mqtt_station.find_server()
             return None if server is None else mqtt_station.MqttStation(folder, server)
-        case "sqs":
+        case "sqs" | "sqs-fifo":
             from headgate.testing.brokers import sqs_station
 
             if not sqs_station.is_there():
                 raise NoBroker("moto, flask and flask-cors are not installed")
             moto = sqs_station.MotoServer(folder)
             moto.start()
-            return sqs_station.SqsStation(moto, owns_server=True)
+            return sqs_station.SqsStation(moto, is_fifo=broker == "sqs-fifo", owns_server=True)
         case "webhook":
             from headgate.testing.brokers import webhook_station
 
