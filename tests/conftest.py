@@ -42,6 +42,7 @@ from headgate.store.tables import metadata
 
 POSTGRES_CONNECT_TIMEOUT_S = 5  # a server on this machine answers at once
 ROOT = Path(__file__).parent.parent
+SLOW_TESTS = ROOT / "tests" / "integration"
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_FREE_MIN = 6 << 30  # bytes; the largest databases of tests have one, and processes need some as well
 
@@ -56,6 +57,7 @@ STDERR = pytest.StashKey[int]()  # as it is outside of tests
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the folder for temporary files, also for the processes that tests start."""
     config.stash[STDERR] = os.dup(2)
+    sys.dont_write_bytecode = False  # until all is imported: rewritten tests are kept for the next worker and run
     if not hasattr(config, "workerinput"):
         _compile()
     if "TMPDIR" not in os.environ and config.getoption("basetemp") is None and _has_room(MEMORY_FOLDER):
@@ -65,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _compile() -> None:
     """Compile what has changed, once: else each of the thousand processes that tests start would, as none may write."""
-    for root in ("protocol", "runner", "supervisor"):
+    for root in ("protocol", "runner", "supervisor", "tests"):
         compileall.compile_dir(ROOT / root, quiet=2)
 
 
@@ -107,11 +109,55 @@ def _end_if_hung(item: pytest.Item) -> None:
     faulthandler.dump_traceback_later(limit + HUNG_S, exit=True, file=item.config.stash[STDERR])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give campaigns the time that they take: they compute, and wait for nothing that could fail to come."""
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each worker begin with other folders: it finds the rest as the others have compiled it."""
+    report = yield
+    if collector.path == ROOT / "tests" and report.result:
+        number, workers = _worker(collector.config)
+        first = len(report.result) * number // workers
+        report.result[:] = report.result[first:] + report.result[:first]
+    return report
+
+
+def _worker(config: pytest.Config) -> tuple[int, int]:
+    """The number of this worker of pytest-xdist, from 0, and how many there are."""
+    given: dict[str, Any] = getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
+    return int(given["workerid"].removeprefix("gw")) % given["workercount"], given["workercount"]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Put the tests in an order that is the same for all workers, and ends with short ones."""
+    workers = _worker(config)[1]
+    if workers > 1:
+        items.sort(key=lambda item: item.path)
     for item in items:
         if item.get_closest_marker("campaign") is not None and item.get_closest_marker("timeout") is None:
+            # Campaigns get the time that they take: they compute, and wait for nothing that could fail to come.
             item.add_marker(pytest.mark.timeout(CAMPAIGN_S_MAX))
+    yield
+    if workers > 1:
+        items[:] = _slow_ones_first(items, workers)
+
+
+def _slow_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests so that the part of each worker begins with its share of those that start processes and wait.
+
+    pytest-xdist gives each worker one part of the list. At the end of a run no worker then waits for a long test of
+    another. Neighbours stay neighbours: they share servers.
+    """
+    slow = [item for item in items if item.path.is_relative_to(SLOW_TESTS)]
+    quick = [item for item in items if not item.path.is_relative_to(SLOW_TESTS)]
+    ordered: list[pytest.Item] = []
+    for left in range(workers, 0, -1):
+        size = (len(slow) + len(quick)) // left
+        some = min(len(slow) // left, size)
+        ordered += slow[:some] + quick[: size - some]
+        slow, quick = slow[some:], quick[size - some :]
+    return ordered
 
 
 def pytest_collection_finish() -> None:
