@@ -31,7 +31,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from tests import postgres
-from tests.store.harness import WAITED_MAX_S, OpenStore, Query
+from tests.store.harness import WAITED_MAX_S, OpenStore, Query, migrated_sqlite
 
 from headgate.child import queries
 from headgate.store.db import engine, schema
@@ -258,19 +258,11 @@ def postgres_url(migrated_postgres_url: str, empty_tables: Callable[[], None]) -
 # --- SQLite --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def migrated_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with the tables, to be copied: faster than to migrate for each test."""
-    path = tmp_path_factory.mktemp("store") / "migrated.db"
-    schema.upgrade(open_engine(f"sqlite:///{path}"))
-    return path
-
-
 @pytest.fixture
-def sqlite_url(migrated_sqlite_file: Path, tmp_path: Path) -> str:
+def sqlite_url(tmp_path: Path) -> str:
     """A SQLite database with tables and without rows."""
     path = tmp_path / "headgate.db"
-    shutil.copy(migrated_sqlite_file, path)
+    path.write_bytes(migrated_sqlite())
     return f"sqlite:///{path}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.client.harness import Watched
 from tests.signal_server.test_command import TOKEN, serving
+from tests.store.harness import migrated_sqlite
 
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
@@ -37,10 +37,10 @@ WITHIN_S = 60.0
 
 
 @pytest.fixture
-def folder(tmp_path: Path, migrated_sqlite_file: Path, secrets: Secrets) -> Path:
+def folder(tmp_path: Path, secrets: Secrets) -> Path:
     """A folder with the files of the document, and the database that they use."""
     (tmp_path / "home").mkdir()
-    shutil.copy(migrated_sqlite_file, tmp_path / "home" / "headgate.db")
+    (tmp_path / "home" / "headgate.db").write_bytes(migrated_sqlite())
     with Store(open_engine(f"sqlite:///{tmp_path}/home/headgate.db"), secrets=secrets) as store:
         watched = Watched(store, "big-orders")
         watched.store_events({"order": 2, "amount": 1800}, {"order": 3, "amount": 5000})

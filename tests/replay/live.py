@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.fernet import Fernet
+from tests.store.harness import open_migrated_in_memory
 
 from headgate.protocol.framelog.log import FrameLogWriter
 from headgate.protocol.link.runner_dialect import Direction, Message
@@ -21,8 +22,6 @@ from headgate.protocol.messages.runner import (
     StateSync,
     TriggerSpec,
 )
-from headgate.store.db.engine import open_engine
-from headgate.store.db.schema import upgrade
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.supervisor.commands import Exit, Send
@@ -45,8 +44,7 @@ class Live:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now = 100.0
-        self.engine = open_engine("sqlite://")
-        upgrade(self.engine)
+        self.engine = open_migrated_in_memory()
         self.store = Store(self.engine, secrets=Secrets([Fernet.generate_key().decode()], source="the test"))
         self._writer: FrameLogWriter | None = None
         self.sent: list[FromSupervisor] = []

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from sqlalchemy import Engine
 
+from headgate.store.db import schema
+from headgate.store.db.engine import open_engine
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 
@@ -39,6 +45,28 @@ class Clock:
 
     def pass_days(self, days: float) -> None:
         self.now += timedelta(days=days)
+
+
+@cache
+def migrated_sqlite() -> bytes:
+    """A file of SQLite with the tables and without rows, to be written anywhere: to migrate one takes 0.4 s of CPU."""
+    with tempfile.TemporaryDirectory(prefix="headgate-tests-") as folder:
+        path = Path(folder) / "migrated.db"
+        engine = open_engine(f"sqlite:///{path}")
+        schema.upgrade(engine)
+        engine.dispose()  # the last connection leaves all in the one file
+        return path.read_bytes()
+
+
+def open_migrated_in_memory() -> Engine:
+    """Open a database in memory with the tables and without rows."""
+    opened, file = open_engine("sqlite://"), migrated_sqlite()
+    with opened.connect() as connection:
+        # Nothing in memory is written ahead, as bytes 18 and 19 of a file tell: https://www.sqlite.org/fileformat.html
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.deserialize(file[:18] + b"\x01\x01" + file[20:])
+    return opened
 
 
 def register(store: Store, **changes: Any) -> Epoch:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.store.harness import open_migrated_in_memory
 from tests.supervisor.core_harness import World
-
-from headgate.store.db.engine import open_engine
-from headgate.store.db.schema import upgrade
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    engine = open_engine("sqlite://")
-    upgrade(engine)
+    engine = open_migrated_in_memory()
     world = World(engine)
     yield world
     world.store.close()

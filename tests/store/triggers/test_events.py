@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.store.harness import QUEUES, Query, register
+from tests.store.harness import QUEUES, Query, open_migrated_in_memory, register
 
 from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import (
@@ -20,8 +20,7 @@ from headgate.protocol.messages.runner import (
     FiredEvent,
     RefusedEvent,
 )
-from headgate.store.db import bulk, schema
-from headgate.store.db.engine import open_engine
+from headgate.store.db import bulk
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import RowsRefused
 from headgate.store.ids import Epoch
@@ -166,8 +165,7 @@ def test_any_history_of_slices_gives_what_storing_one_by_one_would(
     said: dict[tuple[str, int], tuple[str | None, int]], history: list[list[tuple[str, int]]]
 ) -> None:
     """What an event derives from is the same each time it is reported; everything else is up to the history."""
-    opened = open_engine("sqlite://")
-    schema.upgrade(opened)
+    opened = open_migrated_in_memory()
     with Store(opened, secrets=Secrets(["A" * 43 + "="], source="the test")) as store:
         on = make_setting(store)
         kept: list[tuple[str, int]] = []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tests.replay.live import Live
+from tests.store.harness import migrated_sqlite
 
 from headgate.protocol.framelog.log import Record, encode_record, read_frames
 from headgate.protocol.link.runner_dialect import Message
@@ -38,8 +40,11 @@ def fired(spec: TriggerSpec, index: int, *, key: str | None = "", trigger_id: in
 
 
 def replayed(files: Sequence[Path], *, until: int | None = None) -> Replayed:
-    with open_replay_store(None) as store:
-        return replay(files, store, until=until)
+    with tempfile.TemporaryDirectory(prefix="headgate-tests-") as folder:
+        path = Path(folder) / "replay.db"
+        path.write_bytes(migrated_sqlite())
+        with open_replay_store(f"sqlite:///{path}") as store:
+            return replay(files, store, until=until)
 
 
 def problem(files: Sequence[Path]) -> str:
