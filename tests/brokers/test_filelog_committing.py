@@ -36,6 +36,16 @@ async def test_a_restart_goes_on_at_the_committed_offset(tmp_path: Path, writer:
         assert len(await reader.values(4)) == 4
 
 
+async def test_the_lag_is_the_bytes_that_are_not_committed(tmp_path: Path, writer: FileLogWriter) -> None:
+    writer.append_many("p", [0, 1, 2])
+    writer.append("q", "q0")
+    async with reading(tmp_path) as reader:
+        taken = await reader.take(4)
+        assert reader.producer.known_lag() == (3 * len("0\n") + len('"q0"\n'), "bytes")
+        await reader.advance([item for item in taken if item[1].partition == "p"][:2], CLEAN, CLEAN)
+        assert reader.producer.known_lag() == (len("2\n") + len('"q0"\n'), "bytes")
+
+
 async def test_lanes_are_partitions_and_keys_name_log_file_and_offset(tmp_path: Path, writer: FileLogWriter) -> None:
     writer.append_many("orders", [0, 1])
     async with reading(tmp_path) as reader:

@@ -17,8 +17,10 @@ from headgate.protocol.messages.runner import (
     FiredEvent,
     Refusal,
     RefusedEvent,
+    RunnerFigures,
     StateChanges,
     StateSync,
+    StreamFigures,
     TriggerSpec,
 )
 
@@ -127,6 +129,17 @@ def test_a_small_round_is_handed_through_unchanged() -> None:
     sync = StateSync(1, persisted=(1,))
     assert split_round(changes, 1000)[0] is changes
     assert split_sync(sync, 1000)[0] is sync
+
+
+def test_figures_go_with_the_last_piece_and_are_left_out_where_they_do_not_fit() -> None:
+    figures = RunnerFigures((StreamFigures("d", "n" * 200),), 1)
+    event = FiredEvent(1, "run", 0, 1, bytes(100))
+    small = StateChanges(1, events=(event,), figures=figures)
+    assert split_round(small, 1000) == [small]
+    first, last = split_round(StateChanges(1, events=(event,) * 10, figures=figures, more=True), 1200)
+    assert (first.figures, last.figures, last.more) == (None, figures, True)
+    [without] = split_round(small, 300)
+    assert without == StateChanges(1, events=(event,))
 
 
 @pytest.mark.parametrize("elements", [15, 16, 17, 65_535, 65_536, 70_000])

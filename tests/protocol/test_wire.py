@@ -40,9 +40,11 @@ from headgate.protocol.messages.runner import (
     RedeliveryEnd,
     Refusal,
     RefusedEvent,
+    RunnerFigures,
     RunnerSettings,
     StateChanges,
     StateSync,
+    StreamFigures,
     TriggerSpec,
     Welcome,
 )
@@ -103,6 +105,32 @@ EXAMPLES: dict[str, Message] = {
         described=(DescribedTrigger(trigger_id=10, trigger_run_id="run-10", stream="d1", stream_name="('log', 1)"),),
         redriven=(
             RedeliveryEnd(letter_id=21, trigger_id=5, trigger_run_id="run-5", outcome="failed", error="no form"),
+        ),
+        figures=RunnerFigures(
+            streams=(
+                StreamFigures(
+                    stream="d1",
+                    name="('log', 1)",
+                    in_flight=3,
+                    queued=4,
+                    lanes=2,
+                    online=5,
+                    absent=1,
+                    lag=70000,
+                    lag_unit="bytes",
+                    held="absent subscriber",
+                    held_since=1790000000.5,
+                    held_by=(9, 300),
+                    oldest_at=1790000001.5,
+                    acked=70001,
+                    failed=6,
+                    rejected=7,
+                    ended=8,
+                    last_error="ConnectionError: gone",
+                    last_error_at=1790000002.5,
+                ),
+            ),
+            streams_in_all=201,
         ),
     ),
     "Request": Request(id=9, query=LastEvent(trigger_id=5)),
@@ -268,3 +296,9 @@ def test_a_frame_of_before_a_field_was_appended_is_read_with_its_default() -> No
     sync = RUNNER_WIRE.decode(Role.SUPERVISOR, msgspec.msgpack.encode(parts[:-5]))
     changed = {"lease_s": None, "lease_lost": False, "absent": (), "redeliveries": (), "credits": ()}
     assert sync == msgspec.structs.replace(EXAMPLES["StateSync"], **changed)
+
+
+def test_a_round_of_before_there_were_figures_has_none() -> None:
+    parts = msgspec.msgpack.decode(read_golden("messages-v3.txt")["StateChanges"])
+    changes = RUNNER_WIRE.decode(Role.RUNNER, msgspec.msgpack.encode(parts[:-1]))
+    assert changes == msgspec.structs.replace(EXAMPLES["StateChanges"], figures=None)

@@ -21,11 +21,13 @@ from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     FiredEvent,
     Hello,
+    RunnerFigures,
     RunnerSettings,
     StateChanges,
     StateSync,
     Welcome,
 )
+from headgate.runner.figures import FiguresReport
 from headgate.runner.link import REQUESTS_MAX, AsyncLink
 from headgate.runner.outbox import Outbox
 from headgate.streams.lease import Lease
@@ -141,7 +143,8 @@ async def test_waiting_until_all_is_told_ends_with_the_answer_and_does_not_spin(
             told.append(trio.current_time())
 
         nursery.start_soon(obey)
-        nursery.start_soon(link.send_rounds, outbox, SETTINGS, Lease(request_round=outbox.request_round))
+        lease = Lease(request_round=outbox.request_round)
+        nursery.start_soon(link.send_rounds, outbox, SETTINGS, lease, FiguresReport(RunnerFigures))
         nursery.start_soon(wait)
         for number in (1, 2):
             await wait_all_tasks_blocked()

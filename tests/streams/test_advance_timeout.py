@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from tests.streams.flow_rig import Acking, Broker, ask, subscribe
 from trio.testing import wait_all_tasks_blocked
 
-from headgate.streams.group import DRAIN_TIMEOUT_S
+from headgate.streams.group_settings import DRAIN_TIMEOUT_S
 from headgate.triggers.shared_stream import AdvanceTimeout, PollTerminated, SharedStreamManager
 
 

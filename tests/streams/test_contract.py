@@ -11,7 +11,7 @@ from tests.brokers.fake_broker import ACKED, FAILED, REJECTED, Broker, ask, bind
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.streams import Binding, Subscription
-from headgate.streams.group import ADVANCE_BATCH_EVENTS_MAX
+from headgate.streams.group_settings import ADVANCE_BATCH_EVENTS_MAX
 from headgate.triggers.shared_stream import (
     AdvanceItem,
     AdvanceOutcome,

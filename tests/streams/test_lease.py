@@ -7,7 +7,7 @@ import trio
 from tests.brokers.fake_broker import ACKED, Broker, ask, bind, subscribe
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from headgate.streams.group import LEASE_WAIT_S
+from headgate.streams.group_settings import LEASE_WAIT_S
 from headgate.streams.lease import Lease
 from headgate.triggers.shared_stream import SharedStreamManager
 

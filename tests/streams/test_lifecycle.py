@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from headgate.protocol.messages.runner import KEY_CHARS_MAX
 from headgate.streams import Binding, Subscription
-from headgate.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S
+from headgate.streams.group_settings import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S
 from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import (
     AdvanceItem,

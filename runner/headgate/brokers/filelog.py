@@ -56,7 +56,7 @@ from headgate.brokers.filelogs.storage import (
 )
 from headgate.protocol import marks
 from headgate.triggers.base import BaseEventTrigger
-from headgate.triggers.shared_stream import AdvanceItem, SharedStreamProducer, Undecodable
+from headgate.triggers.shared_stream import AdvanceItem, Lag, SharedStreamProducer, Undecodable
 
 __all__ = [
     "FileLogBusy",
@@ -188,6 +188,10 @@ class FileLogProducer(SharedStreamProducer):
     def event_key(self, broker_payload: FileLogPosition) -> str:
         """Return log, partition, file, offset and checksum, which always identify the same line (I2)."""
         return f"{self._files[broker_payload.file].key_prefix}{broker_payload.offset}:{broker_payload.crc:x}"
+
+    def known_lag(self) -> Lag:
+        """Return the bytes after the committed offsets, as long as the files were when they were last looked at."""
+        return Lag(sum(max(0, file.length - file.committed) for file in self._files.values()), "bytes")
 
     async def aclose(self) -> None:
         """Stop watching and release the group's lock; may be called twice."""

@@ -29,7 +29,7 @@ from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, Bro
 from headgate.brokers.broker_thread import BrokerStatistics, BrokerThread, Limits
 from headgate.brokers.checked import CheckedProducer
 from headgate.brokers.held import Delivery, Received
-from headgate.triggers.shared_stream import AdvanceItem, Undecodable
+from headgate.triggers.shared_stream import AdvanceItem, Lag, Undecodable
 
 __all__ = [
     "BrokerError",
@@ -194,6 +194,11 @@ class ThreadedProducer(CheckedProducer):
     def event_key(self, broker_payload: Delivery) -> str | None:
         """Return the key that the adapter gave the message."""
         return broker_payload.message.key
+
+    def known_lag(self) -> Lag | None:
+        """Return what the adapter's `lag` said last."""
+        lag = self._broker_thread.statistics().lag
+        return None if lag is None else Lag(lag)
 
     async def aclose(self) -> None:
         """Have the thread acknowledge what it may, and end; a client that hangs is left to itself after ``close_s``."""

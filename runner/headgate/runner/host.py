@@ -64,7 +64,7 @@ from headgate.runner.trigger_run import (
     judge,
 )
 from headgate.streams.contract import AdvanceOutcome, PollTerminated
-from headgate.streams.group import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
+from headgate.streams.group_settings import DRAIN_TIMEOUT_S, PRODUCER_CLOSE_TIMEOUT_S, STREAM_CLOSE_TIMEOUT_S
 from headgate.streams.identity import StreamIdentity, stream_of
 from headgate.streams.manager import SharedStreamManager
 from headgate.streams.redelivery import RedeliveredMessage

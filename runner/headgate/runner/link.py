@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import trio
 
 from headgate.child.parent_death import SupervisorGone
@@ -14,6 +15,7 @@ from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.splitting import split_round
 from headgate.protocol.messages.queries import LastEvent, QueryResult, Request, Response, StoredEvent, TriggerQuery
 from headgate.protocol.messages.runner import FromRunner, FromSupervisor, RunnerSettings, StateChanges, StateSync
+from headgate.runner.figures import FiguresReport
 from headgate.runner.outbox import Outbox
 from headgate.streams.lease import Lease
 from headgate.triggers.base import LastEventUnknown
@@ -85,7 +87,7 @@ class AsyncLink:
         """The round that waits for its answer; 0 if none does."""
         return self._round if self._answered_round < self._round else 0
 
-    async def send_rounds(self, outbox: Outbox, settings: RunnerSettings, lease: Lease) -> None:
+    async def send_rounds(self, outbox: Outbox, settings: RunnerSettings, lease: Lease, figures: FiguresReport) -> None:
         """Send the outbox round by round, as soon as it has content, and a heartbeat when it stays empty.
 
         If an advance waits for the lease, a heartbeat goes first: it holds nothing to store, so its answer comes
@@ -100,6 +102,8 @@ class AsyncLink:
             is_heartbeat = lease.is_wanted and not is_heartbeat
             changes = outbox.take_round(self._round, is_heartbeat=is_heartbeat)
             self._is_heartbeat = changes == StateChanges(self._round)
+            if (told := figures.take()) is not None:
+                changes = msgspec.structs.replace(changes, figures=told)
             for piece in split_round(changes, settings.frame_bytes_max):
                 await self.send(piece)
             while self._round_in_flight:

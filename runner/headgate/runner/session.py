@@ -37,6 +37,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.protocol.version import VERSION
 from headgate.runner.black_box import BlackBox
+from headgate.runner.figures import FiguresReport
 from headgate.runner.host import Host
 from headgate.runner.link import AsyncLink
 from headgate.runner.outbox import Outbox
@@ -155,7 +156,8 @@ class RunnerSession:
     async def _send(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._link.send_rounds, self._outbox, self._settings, self._lease)
+                figures = FiguresReport(self._streams.figures)
+                nursery.start_soon(self._link.send_rounds, self._outbox, self._settings, self._lease, figures)
                 nursery.start_soon(self._link.send_requests)
         except* (trio.BrokenResourceError, RemoteProtocolError):
             pass  # nothing can be sent any more; the receiving side has seen why, and decides

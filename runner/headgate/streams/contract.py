@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from headgate.child import queries
 from headgate.protocol.messages.queries import GetConnection
+from headgate.protocol.messages.runner import LagUnit
 from headgate.triggers.named_values import Connection, connection_of
 
 
@@ -48,6 +49,13 @@ class Undecodable(NamedTuple):
     reason: str
     content: str | bytes
     is_whole: bool = True
+
+
+class Lag(NamedTuple):
+    """How much the broker of a stream has that is not advanced yet, with what is handed out; see `known_lag`."""
+
+    amount: int
+    unit: LagUnit = "messages"
 
 
 class AdvanceItem(NamedTuple):
@@ -135,6 +143,15 @@ class SharedStreamProducer(abc.ABC):
         It makes redelivered events recognisable, so that none is stored twice (I2). Called once per event
         before it is broadcast, like `get_advance_lane`; at most `headgate.protocol.messages.runner.KEY_CHARS_MAX`
         characters. Raising, or anything but a str or None, ends the stream.
+        """
+        return None
+
+    def known_lag(self) -> Lag | None:
+        """Return how far the stream is behind, as far as the producer knows without asking; None if it does not.
+
+        For people and alerts (``headgate streams list``). Called about once a second between two messages: it must be
+        cheap, and neither block nor ask the broker. What it raises counts as None. A
+        `headgate.brokers.threaded.ThreadedProducer` has it: its thread asks the adapter's `lag` every 15 s.
         """
         return None
 

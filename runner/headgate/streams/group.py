@@ -26,31 +26,23 @@ from headgate.streams.contract import (
     SharedStreamProducer,
     SubscriberOverflow,
 )
-from headgate.streams.group_settings import GroupSettings
+from headgate.streams.figures import StreamRecord
+from headgate.streams.group_settings import (
+    ADVANCE_BATCH_EVENTS_MAX,
+    BROADCASTS_PER_CHECKPOINT_MAX,
+    DRAIN_TIMEOUT_S,
+    LEASE_WAIT_S,
+    OUTSTANDING_EVENTS_MAX,
+    PRODUCER_CLOSE_TIMEOUT_S,
+    STREAM_CLOSE_TIMEOUT_S,
+    GroupSettings,
+)
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import Ledger, Share
 from headgate.streams.redelivery import RedeliveredMessage
 from headgate.streams.stalls import Stall, find_stall
 from headgate.streams.subscription import Subscription, account_of
 from headgate.triggers.base import BaseEventTrigger
-
-# Events in one call of advance: bounds the work that is redelivered if that call fails.
-ADVANCE_BATCH_EVENTS_MAX = 1000
-# Events broadcast and not yet advanced, over all subscribers. If the first event of a lane waits for the ack timeout,
-# all later ones queue behind it; without a limit a fast broker would fill the memory in those minutes. The poll waits
-# at the limit, and the ack timeout guarantees that it continues.
-OUTSTANDING_EVENTS_MAX = 100_000
-# Broadcasts without a visit to the scheduler if open_stream never really awaits. Low enough that filters run long
-# before a queue of the default length is full; a visit for each broadcast would cost more than the broadcast.
-BROADCASTS_PER_CHECKPOINT_MAX = 16
-# How long an ended group may continue to advance resolved events, including the call in flight. Events not advanced by
-# then are redelivered and recognised, so this only trades shutdown time for redeliveries.
-DRAIN_TIMEOUT_S = 10.0
-# How long it waits for the lease to be renewed: an answer takes milliseconds, or never arrives.
-LEASE_WAIT_S = 1.0
-# How long an open_stream that failed may take to unwind, and how long aclose may take.
-STREAM_CLOSE_TIMEOUT_S = 5.0
-PRODUCER_CLOSE_TIMEOUT_S = 5.0
 
 
 class Group:
@@ -63,6 +55,7 @@ class Group:
         trigger_class: type[BaseEventTrigger],
         kwargs: dict[str, Any],
         settings: GroupSettings,
+        record: StreamRecord,
         evict: Callable[[Group], None],
         on_progress: Callable[[], object],
     ) -> None:
@@ -73,11 +66,12 @@ class Group:
         self._settings = settings
         self._evict = evict
         self._on_progress = on_progress
-        self._name = repr(key)
-        self._log = settings.log.bind(stream=self._name)
+        self.name = repr(key)
+        self.record = record
+        self._log = settings.log.bind(stream=self.name)
         self._ledger = Ledger(settings.seqs, self._wake_pump) if checks.has_producer(trigger_class) else None
         self._online: dict[int, Subscription] = {}
-        self._producer: SharedStreamProducer | None = None
+        self.producer: SharedStreamProducer | None = None  # once it is open
         self._has_ended = False
         self._poll_is_over = False
         self._advancing_since: float | None = None
@@ -108,6 +102,11 @@ class Group:
     def subscribers(self) -> int:
         """Subscribers online."""
         return len(self._online)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The records of its events; None on the fast path."""
+        return self._ledger
 
     @property
     def has_work(self) -> bool:
@@ -193,7 +192,7 @@ class Group:
         if self._has_ended or self._settings.flow.is_stopped:
             return None
         absent = self._settings.absent.of(self.key)
-        return find_stall(self._name, absent, self._online, is_at_limit=self.outstanding >= OUTSTANDING_EVENTS_MAX)
+        return find_stall(self.name, absent, self._online, is_at_limit=self.outstanding >= OUTSTANDING_EVENTS_MAX)
 
     async def run(self) -> None:
         """Run the group until it is closed. Raises nothing, whatever the producer does."""
@@ -220,6 +219,7 @@ class Group:
         subscriptions = list(self._online.values())
         self._online.clear()
         if cause is not None:
+            self.record.note_end(cause, self._settings.now())
             self._log.error("shared stream terminated", subscribers=len(subscriptions), exc_info=cause)
         for subscription in subscriptions:
             # One exception object each: they are raised in different tasks, and each collects its own traceback.
@@ -300,7 +300,7 @@ class Group:
                 f"{name}.create_shared_stream_producer must return a SharedStreamProducer, "
                 f"not {type(producer).__name__}"
             )
-        self._producer = producer
+        self.producer = producer
         self._ledger.broker_keeps_rejected = producer.keeps_rejected
         return checks.iterator(producer.open_stream(), f"{type(producer).__name__}.open_stream")
 
@@ -370,7 +370,7 @@ class Group:
     def _enter(self, item: Any, subscriptions: list[Subscription]) -> tuple[Any, list[Share]]:
         """Add an event of ack mode to the ledger. Raises whatever the producer raises for it."""
         assert self._ledger is not None
-        producer = self._producer
+        producer = self.producer
         assert producer is not None
         raw_event, broker_payload = checks.pair(item, producer)
         lane = checks.hashable(producer.get_advance_lane(broker_payload), producer)
@@ -444,11 +444,12 @@ class Group:
 
     async def _advance(self, batch: list[AdvanceItem]) -> bool:
         """Hand one batch to the producer. If that fails, the group ends and nothing more may be advanced."""
-        assert self._producer is not None
+        assert self.producer is not None
         try:
             marks.reach("group.before_advance")
-            await self._producer.advance(batch)
+            await self.producer.advance(batch)
             marks.reach("group.after_advance")
+            self.record.note_advanced(batch)
             await trio.lowlevel.checkpoint()  # an advance need not await anything
         except BaseException as raised:
             failure, cancelled = checks.split_cancelled(raised)
@@ -477,17 +478,17 @@ class Group:
         if due_at > now:
             return due_at
         self._settings.on_advance_cut()
-        self._end(AdvanceTimeout(self.key, type(self._producer).__name__, self._settings.advance_timeout_s))
+        self._end(AdvanceTimeout(self.key, type(self.producer).__name__, self._settings.advance_timeout_s))
         self._poll_scope.cancel()
         self._advance_scope.cancel()
         return None
 
     async def _close_producer(self) -> None:
-        if self._producer is None:
+        if self.producer is None:
             return
         self._close_scope.deadline = trio.current_time() + PRODUCER_CLOSE_TIMEOUT_S
         try:
-            await self._producer.aclose()
+            await self.producer.aclose()
         except BaseException as raised:
             failure, cancelled = checks.split_cancelled(raised)
             if failure is not None:

@@ -41,10 +41,13 @@ import enum
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from headgate.streams.contract import AdvanceItem, AdvanceOutcome
 from headgate.streams.redelivery import RedeliveredMessage
+
+LANES_LOOKED_AT_MAX = 1_000  # for the oldest event; lanes are in the order in which they came
 
 
 class ShareState(enum.Enum):
@@ -200,6 +203,16 @@ class Ledger:
     def is_ready(self) -> bool:
         """Whether `take_batch` would return something."""
         return bool(self._ready)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes with events that are not taken for an advance."""
+        return len(self._lanes)
+
+    def oldest_deadline(self) -> float | None:
+        """Return the deadline of the oldest event not taken for an advance, of the first lanes; None if none is."""
+        lanes = islice(self._lanes.values(), LANES_LOOKED_AT_MAX)
+        return min((lane.events[0].deadline for lane in lanes), default=None)
 
     # --- subscribers -----------------------------------------------------------------------------
 

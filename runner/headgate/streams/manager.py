@@ -16,8 +16,10 @@ from typing import Any, Literal, Self
 import structlog
 import trio
 
+from headgate.protocol.messages.runner import RunnerFigures
 from headgate.streams.absence import AbsentSubscribers
 from headgate.streams.end_deadlines import EndDeadlines
+from headgate.streams.figures import StreamRecords
 from headgate.streams.flow import FlowControl
 from headgate.streams.group import Group
 from headgate.streams.group_settings import GroupSettings
@@ -92,6 +94,8 @@ class SharedStreamManager:
         self._absent = AbsentSubscribers()
         self.advances_cut_off = 0  # calls of advance that did not return in time
         self._end_deadlines = EndDeadlines(timeout_s=ack_timeout, now=_now, is_awaited=self._is_awaited)
+        self._records = StreamRecords(_now, self._absent, ack_timeout_s=ack_timeout)
+        self._stall_reports = StallReports(self._log)
         self._seqs = SeqTable(on_empty=self._progress.unpark_all)
         self._settings = GroupSettings(
             log=self._log,
@@ -172,6 +176,7 @@ class SharedStreamManager:
                 trigger_class=type(trigger),
                 kwargs=kwargs,
                 settings=self._settings,
+                record=self._records.of(key),
                 evict=self._evict,
                 on_progress=self._progress.unpark_all,
             )
@@ -292,6 +297,10 @@ class SharedStreamManager:
             stalls=tuple(self._stalls()),
         )
 
+    def figures(self) -> RunnerFigures:
+        """Return what people are told of the streams (`headgate.streams.figures`)."""
+        return self._records.figures(self._groups.values(), self._stall_reports.lasting())
+
     # --- inside ----------------------------------------------------------------------------------
 
     def _stalls(self) -> Iterator[Stall]:
@@ -327,7 +336,6 @@ class SharedStreamManager:
             self._progress.unpark_all()
 
     async def _scan_ack_timeouts(self) -> None:
-        reports = StallReports(self._log)
         while True:
             now = self._settings.now()
             # Events broadcast during the sleep are due after its end.
@@ -336,5 +344,5 @@ class SharedStreamManager:
             for next_due in (*next_dues, self._end_deadlines.expire(now)):
                 if next_due is not None:
                     due = min(due, next_due)
-            reports.update(self._stalls(), now)
+            self._stall_reports.update(self._stalls(), now)
             await trio.sleep(min(max(due - now, ACK_SCAN_INTERVAL_S_MIN), ACK_SCAN_INTERVAL_S_MAX))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import structlog
 
+from headgate.protocol.messages.runner import StallReason
 from headgate.streams.subscription import Subscription
 
 STALL_REPORT_S = 10.0  # a stream that is stalled for the same reason for so long is reported
@@ -27,7 +27,7 @@ class Stall:
     """
 
     stream: str
-    reason: Literal["full queue", "absent subscriber", "unresolved events"]
+    reason: StallReason
     trigger_ids: tuple[int, ...]
     since: float | None = field(default=None, compare=False)
 
@@ -56,6 +56,10 @@ class StallReports:
     def __init__(self, log: structlog.typing.FilteringBoundLogger) -> None:
         self._log = log
         self._lasting: dict[str, _Lasting] = {}
+
+    def lasting(self) -> dict[str, tuple[Stall, float]]:
+        """Return the stalls of the last `update`, and since when each lasts, by the name of its stream."""
+        return {stream: (lasting.stall, lasting.began_at) for stream, lasting in self._lasting.items()}
 
     def update(self, stalls: Iterable[Stall], now: float) -> None:
         """Compare the stalls of this moment with the earlier ones; log those that last or have ended."""

@@ -320,6 +320,7 @@ def _describe_changes(message: StateChanges) -> list[str]:
         *_listed("redriven", len(message.redriven), redriven),
         *_listed("stuck", len(message.stuck), [str(id_) for id_ in message.stuck[:SHOWN_ELEMENTS_MAX]]),
         *(["more"] if message.more else []),
+        *([f"figures of {message.figures.streams_in_all} streams"] if message.figures else []),
     ]
 
 

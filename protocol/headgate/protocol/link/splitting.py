@@ -29,9 +29,13 @@ def split_round(changes: StateChanges, frame_bytes_max: int) -> list[StateChange
     """Split a round into messages that each fit a frame, all but the last with ``more``.
 
     Elements keep their order, and no `FinishedTrigger` precedes an event of its run. A round that fits, which is the
-    ordinary case, is returned unchanged; it is not encoded to measure it. Raises `FrameTooLong` if one element does not
-    fit a frame by itself.
+    ordinary case, is returned unchanged; it is not encoded to measure it. Its figures go with the last message, and are
+    left out if they do not fit. Raises `FrameTooLong` if one element does not fit a frame by itself.
     """
+    if changes.figures is not None:
+        *before, last = split_round(msgspec.structs.replace(changes, figures=None), frame_bytes_max)
+        told = msgspec.structs.replace(last, figures=changes.figures)
+        return [*before, told if _encoded_bytes(told) <= frame_bytes_max else last]
     fields = [getattr(changes, field) for field in _ROUND_FIELDS]
     variable_bytes = sum(
         [len(e.payload) + 4 * len(e.trigger_run_id) + (4 * len(e.key) if e.key else 0) for e in changes.events]

@@ -41,12 +41,18 @@ REFUSED_HEAD_BYTES_MAX = 4096  # the part that is kept for diagnosis if a dead l
 PASSED_OVER_KEYS_MAX = 1000  # of one trigger, the newest: so many messages that it cannot take are sent at its start
 PASSED_OVER_POSITION = -1  # of the letter of a message that was passed over: events derived from it begin at 0
 STREAM_NAME_CHARS_MAX = 250  # of the text that names a shared stream to people
+# Of `RunnerFigures`, which are for people, so that they stay small beside what a round is for.
+STREAMS_TOLD_MAX = 200
+HOLDERS_TOLD_MAX = 20  # of one stream
+STREAM_ERROR_CHARS_MAX = 300
 
 CancelReason = Literal["user", "timeout", "reassigned", "shutdown"]
 EventKind = Literal["event", "success", "failed", "skipped"]
 Outcome = Literal["returned", "failed", "cancelled"]
 LetterContent = Literal["event", "message", "undecoded"]
 RedeliveryOutcome = Literal["handled", "rejected", "failed"]
+StallReason = Literal["full queue", "absent subscriber", "unresolved events"]
+LagUnit = Literal["messages", "bytes"]
 
 
 # --- parts of messages ---------------------------------------------------------------------------
@@ -244,6 +250,49 @@ class Refusal(WireStruct, frozen=True):
     payload_kept: bool
 
 
+class StreamFigures(WireStruct, frozen=True):
+    """How one shared stream is at a moment; part of `RunnerFigures`. Times are seconds since 1970, by the runner.
+
+    ``stream`` is a digest, as in `TriggerSpec`, ``name`` the same for people. ``in_flight``: messages that are handed
+    out and not advanced; ``queued``: those that wait in the queues of subscribers, counted once for each. ``lag``: how
+    much its broker has that is not advanced, in ``lag_unit``; None if that is not known. ``held``: why nothing is
+    pulled, and ``held_by`` the first `HOLDERS_TOLD_MAX` triggers that cause it. ``oldest_at``: when the oldest message
+    that is not advanced was handed out. The counts are of messages since the runner started, and ``ended`` of times
+    that the stream ended by ``last_error``, at ``last_error_at``.
+    """
+
+    stream: str
+    name: str
+    in_flight: int = 0
+    queued: int = 0
+    lanes: int = 0
+    online: int = 0
+    absent: int = 0
+    lag: int | None = None
+    lag_unit: LagUnit = "messages"
+    held: StallReason | None = None
+    held_since: float | None = None
+    held_by: tuple[int, ...] = ()
+    oldest_at: float | None = None
+    acked: int = 0
+    failed: int = 0
+    rejected: int = 0
+    ended: int = 0
+    last_error: str = ""
+    last_error_at: float | None = None
+
+
+class RunnerFigures(WireStruct, frozen=True):
+    """How the runner's shared streams are at a moment; part of `StateChanges`, for people, and nothing depends on it.
+
+    ``streams`` are at most `STREAMS_TOLD_MAX`, those first that are held or have most in flight; ``streams_in_all`` is
+    the number of all.
+    """
+
+    streams: tuple[StreamFigures, ...] = ()
+    streams_in_all: int = 0
+
+
 # --- runner to supervisor ------------------------------------------------------------------------
 
 
@@ -260,7 +309,9 @@ class StateChanges(WireStruct, frozen=True, tag="changes"):
     """Runner to supervisor: one round of events and ends of triggers. Answered by the `StateSync` of the same round.
 
     A round too long for one frame is sent in several messages, all but the last with ``more``. An empty round is the
-    runner's heartbeat. ``stuck`` are triggers that were cancelled and did not end.
+    runner's heartbeat. ``stuck`` are triggers that were cancelled and did not end. ``figures`` are told with a round
+    that is sent anyway, once a second at most, and only if they differ from those told before; the last message of the
+    round has them, unless they do not fit.
     """
 
     round: int
@@ -271,6 +322,7 @@ class StateChanges(WireStruct, frozen=True, tag="changes"):
     more: bool = False
     described: tuple[DescribedTrigger, ...] = ()
     redriven: tuple[RedeliveryEnd, ...] = ()
+    figures: RunnerFigures | None = None
 
 
 # --- supervisor to runner ------------------------------------------------------------------------

@@ -166,6 +166,7 @@ class LogFile(Partition):
         self.seen = entry.seen
         self.mtime = entry.mtime
         self.size = -1  # at the last read
+        self.length = 0  # at the last read or look
         self.is_rotated = entry.is_rotated
         self.is_suspect = True
         self.has_ended = False
@@ -198,6 +199,7 @@ class LogFile(Partition):
         self.dirty = self.dirty or not chunk.at_end
         self.has_ended = chunk.at_end
         self.size, self.mtime = chunk.size, chunk.mtime
+        self.length = chunk.size
         end = chunk.lines[-1].end_offset if chunk.lines else self.position
         # A last line without a newline may be taken back by its writer.
         self.seen = end if chunk.at_end else max(self.seen, chunk.size)
@@ -208,6 +210,7 @@ class LogFile(Partition):
             self.dirty = True
         self.file_name, self.inode = found.name, found.status.inode
         self.is_suspect = False
+        self.length = found.status.size
         if found.status.size != self.size:
             self.dirty = True
 

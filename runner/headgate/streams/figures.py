@@ -1,0 +1,141 @@
+"""What people are told of shared streams: how far behind each is, who holds it up since when, and how it ended.
+
+Nothing of the runner depends on it. It is put together from what is known anyway, at most once a second
+(`headgate.runner.figures`); the only thing that is counted for it are the outcomes of advances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import nlargest
+from time import time
+from typing import TYPE_CHECKING
+
+from headgate.child.error_text import describe_error
+from headgate.child.queries import secrets
+from headgate.protocol.messages.runner import (
+    HOLDERS_TOLD_MAX,
+    STREAM_ERROR_CHARS_MAX,
+    STREAM_NAME_CHARS_MAX,
+    STREAMS_TOLD_MAX,
+    RunnerFigures,
+    StreamFigures,
+)
+from headgate.streams.absence import AbsentSubscribers
+from headgate.streams.contract import AdvanceItem, Lag, SharedStreamProducer
+from headgate.streams.identity import StreamIdentity
+
+if TYPE_CHECKING:
+    from headgate.streams.group import Group
+    from headgate.streams.stalls import Stall
+
+RECORDS_MAX = 1_000  # of streams that are there and of those that have ended
+CLOCK_STEP_S = 1.0  # a difference of two clocks that has changed by less is the same
+
+
+@dataclass(slots=True)
+class StreamRecord:
+    """The outcomes of one stream since the runner started, however often it has ended and was opened again."""
+
+    acked: int = 0
+    failed: int = 0
+    rejected: int = 0
+    ended: int = 0
+    last_error: str = ""
+    last_error_at: float | None = None  # by the manager's clock
+
+    def note_advanced(self, batch: Sequence[AdvanceItem]) -> None:
+        """Count the messages of an advance that has returned."""
+        failed = rejected = 0
+        for _, outcome in batch:
+            if outcome.failed:
+                failed += 1
+            elif outcome.rejected:
+                rejected += 1
+        self.acked += len(batch) - failed - rejected
+        self.failed += failed
+        self.rejected += rejected
+
+    def note_end(self, cause: BaseException, now: float) -> None:
+        """Note that the stream has ended by an error."""
+        self.ended += 1
+        lines = describe_error(cause)[0].splitlines() or [""]
+        self.last_error, self.last_error_at = secrets.hide(lines[0])[:STREAM_ERROR_CHARS_MAX], now
+
+
+class StreamRecords:
+    """The records of all streams of a runner; beyond `RECORDS_MAX` those that were opened longest ago are forgotten."""
+
+    def __init__(self, now: Callable[[], float], absent: AbsentSubscribers, *, ack_timeout_s: float) -> None:
+        self._now = now
+        self._absent = absent
+        self._ack_timeout_s = ack_timeout_s
+        self._records: dict[Hashable, StreamRecord] = {}
+        self._ahead_s = 0.0  # the wall clock, of the manager's
+
+    def of(self, key: Hashable) -> StreamRecord:
+        """Return the record of a stream, to which the caller adds."""
+        record = self._records.pop(key, None) or StreamRecord()
+        self._records[key] = record
+        if len(self._records) > RECORDS_MAX:
+            del self._records[next(iter(self._records))]
+        return record
+
+    def figures(self, groups: Iterable[Group], holds: Mapping[str, tuple[Stall, float]]) -> RunnerFigures:
+        """Return the figures of the streams of these groups; ``holds``: the stalls that last, and since when, by name.
+
+        While nothing happens they are equal, however often it is asked.
+        """
+        ahead_s = time() - self._now()
+        if abs(ahead_s - self._ahead_s) >= CLOCK_STEP_S:
+            self._ahead_s = ahead_s
+        streams = []
+        for group in groups:
+            with suppress(Exception):  # the key is the author's object: if its hash fails, the others are told
+                streams.append(self._measured(group, holds))
+        told = streams
+        if len(streams) > STREAMS_TOLD_MAX:
+            told = nlargest(STREAMS_TOLD_MAX, streams, key=lambda each: (each.held is not None, each.in_flight))
+        return RunnerFigures(tuple(told), len(streams))
+
+    def _measured(self, group: Group, holds: Mapping[str, tuple[Stall, float]]) -> StreamFigures:
+        key, record = group.key, group.record
+        identity = key if isinstance(key, StreamIdentity) else StreamIdentity("", repr(key))
+        stall, since = holds.get(group.name, (None, None))
+        ledger, lag = group.ledger, _lag_of(group.producer)
+        due_at = None if ledger is None else ledger.oldest_deadline()
+        return StreamFigures(
+            stream=identity.digest,
+            name=secrets.hide(identity.name)[:STREAM_NAME_CHARS_MAX],
+            in_flight=group.outstanding,
+            queued=group.queued,
+            lanes=0 if ledger is None else ledger.lanes,
+            online=group.subscribers,
+            absent=len(self._absent.of(key)),
+            lag=None if lag is None else lag.amount,
+            lag_unit="messages" if lag is None else lag.unit,
+            held=None if stall is None else stall.reason,
+            held_since=self._wall(since),
+            held_by=() if stall is None else stall.trigger_ids[:HOLDERS_TOLD_MAX],
+            oldest_at=self._wall(None if due_at is None else due_at - self._ack_timeout_s),
+            acked=record.acked,
+            failed=record.failed,
+            rejected=record.rejected,
+            ended=record.ended,
+            last_error=record.last_error,
+            last_error_at=self._wall(record.last_error_at),
+        )
+
+    def _wall(self, at: float | None) -> float | None:
+        return None if at is None else round(at + self._ahead_s, 1)
+
+
+def _lag_of(producer: SharedStreamProducer | None) -> Lag | None:
+    """Return what the producer says, if it is a number: what an author's code raises or returns harms nothing."""
+    with suppress(Exception):
+        lag = None if producer is None else producer.known_lag()
+        if lag is not None and lag.unit in ("messages", "bytes"):
+            return Lag(max(0, min(int(lag.amount), 2**63 - 1)), lag.unit)
+    return None
