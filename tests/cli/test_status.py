@@ -11,6 +11,7 @@ from typing import Any
 from tests.store.harness import register
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger
+from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
 from headgate.store.store import Store
 from headgate.supervisor.serve import machine_identity, start_of_process
 
@@ -111,6 +112,18 @@ def test_streams_are_listed_and_shown_with_those_that_they_wait_for(call_databas
     assert (shown.code, shown.err) == (0, "")
     assert "it has failed once" in shown.out
     assert "last error:\n  KeyError: 'a\\x1b[31m'" in shown.out
+    assert "as its supervisor said" not in shown.out
+    said = StreamStatus(
+        *("d", 3, 4, 2, 1, 1, 3 * 1024 * 1024, "bytes", "absent subscriber", 1.5, (of_log[0].trigger_id,)),
+    )
+    users_store.heartbeat(epoch, encode_status(SupervisorStatus(streams=(said,), streams_in_all=1)))
+    listed = call_database("streams", "list").out
+    assert "3 MiB" in listed
+    assert "w (absent subscriber, 1970-01-01)" in listed
+    shown = call_database("streams", "show", "x")
+    for words in ("as its supervisor said", "1 online, 1 absent", "0 accepted, 0 failed, 0 rejected"):
+        assert words in shown.out
     (found,) = call_database("streams", "show", str(row["id"]), "--json").rows()
+    assert (found["live"]["lag"], found["live"]["held_by"]) == (3 * 1024 * 1024, ["w"])
     assert [reader["name"] for reader in found["readers"]] == ["w", "x"]
     assert call_database("streams", "show", "nothing").code == 1

@@ -20,6 +20,7 @@ from headgate.protocol.messages.runner import (
     FromSupervisor,
     Hello,
     RedeliveryEnd,
+    RunnerFigures,
     RunnerSettings,
     StateChanges,
     StateSync,
@@ -125,9 +126,11 @@ class Supervised:
         finished: tuple[FinishedTrigger, ...] = (),
         described: tuple[DescribedTrigger, ...] = (),
         redriven: tuple[RedeliveryEnd, ...] = (),
+        figures: RunnerFigures | None = None,
     ) -> None:
         self._round += 1
-        self.say(StateChanges(self._round, events, finished=finished, described=described, redriven=redriven))
+        told = {"finished": finished, "described": described, "redriven": redriven, "figures": figures}
+        self.say(StateChanges(self._round, events, **told))  # type: ignore[arg-type]
 
     def heartbeat(self) -> None:
         self.round()

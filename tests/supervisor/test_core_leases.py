@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.supervisor.core_harness import SETTINGS, World, add_watchers, cut_off, fired, stored
 
@@ -11,9 +12,13 @@ from headgate.protocol.messages.runner import (
     CancelTrigger,
     Drain,
     FinishedTrigger,
+    RunnerFigures,
+    StateChanges,
     StateSync,
+    StreamFigures,
 )
 from headgate.store.errors import DatabaseAway
+from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status, published
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.supervisor import commands
@@ -49,7 +54,7 @@ def test_what_is_stored_is_confirmed_whether_the_lease_lasts_or_not(
     supervisor.start_runner()
     (spec,) = supervisor.created()
 
-    def away(epoch: Epoch) -> None:
+    def away(epoch: Epoch, status: str | None) -> None:
         raise DatabaseAway("db", "no answer")
 
     monkeypatch.setattr(world.store, "heartbeat", away)
@@ -205,9 +210,9 @@ def test_the_heartbeat_does_not_wait_behind_a_long_round(world: World, monkeypat
         calls.append("slice")
         return store_slice(*args, **kwargs)  # type: ignore[arg-type]
 
-    def noted_heartbeat(epoch: Epoch) -> None:
+    def noted_heartbeat(epoch: Epoch, status: str | None) -> None:
         calls.append("heartbeat")
-        heartbeat(epoch)
+        heartbeat(epoch, status)
 
     monkeypatch.setattr(world.store, "store_slice", slow_store)
     monkeypatch.setattr(world.store, "heartbeat", noted_heartbeat)
@@ -239,3 +244,48 @@ def test_an_idle_supervisor_sleeps_and_asks_little(world: World, monkeypatch: py
         world.now = max(supervisor.core.wake_at(), world.now + 1e-6)
     assert steps < 20 * 6, "a look every 0.5 s, as no bell rings for a database in memory, and the duties"
     assert 0 < len(asked) <= 20, "a query a second at most"
+
+
+def test_what_a_supervisor_says_of_itself_goes_with_heartbeats_and_only_if_it_has_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    written: list[str | None] = []
+    heartbeat = world.store.heartbeat
+
+    def noted(epoch: Epoch, status: str | None = None) -> None:
+        heartbeat(epoch, status)
+        written.append(status)
+
+    monkeypatch.setattr(world.store, "heartbeat", noted)
+    supervisor.start_runner()
+    epoch = supervisor.core.leases.epoch
+
+    def said() -> SupervisorStatus:
+        with world.store.database.reading() as tx:
+            return published(tx, [epoch])[epoch].status
+
+    supervisor.pass_time_with_heartbeats(30.0)
+    assert len(written) == 6
+    assert [status is None for status in written] == [False, *[True] * 5]
+    assert said() == SupervisorStatus(runner="running", incarnation=1, owned=1, running=1)
+    figures = RunnerFigures((StreamFigures("d" * 40, "the log", in_flight=3, lag=7),), 1)
+    supervisor.round(figures=figures)
+    supervisor.pass_time_with_heartbeats(10.0)
+    assert [status is None for status in written[6:]] == [False, True]
+    assert said().streams == (StreamStatus("d" * 40, in_flight=3, lag=7),)
+    supervisor.core.runner_ended(1, "killed", world.now)
+    supervisor.pass_time(1.0)
+    supervisor.start_runner()
+    supervisor.core.receive(1, StateChanges(9, figures=figures), world.now)  # of the runner that is gone
+    supervisor.pass_time_with_heartbeats(5.0)
+    assert (said().incarnation, said().streams) == (2, ())
+
+
+def test_what_does_not_fit_is_left_out_from_the_end() -> None:
+    streams = tuple(StreamStatus(f"{number:040}", last_error="e" * 300) for number in range(200))
+    kept = msgspec.json.decode(encode_status(SupervisorStatus(streams=streams, streams_in_all=200)))
+    assert kept["streams_in_all"] == 200
+    assert [one["stream"] for one in kept["streams"]] == [one.stream for one in streams[: len(kept["streams"])]]
+    assert 50 < len(kept["streams"]) < 200

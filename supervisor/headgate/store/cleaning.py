@@ -56,6 +56,7 @@ from headgate.store.tables import (
     signal_wait,
     stream,
     strike,
+    supervisor_status,
     task_instance,
     task_stream,
     trigger,
@@ -274,7 +275,11 @@ def _remove_dags(tx: Tx, ids: Sequence[int]) -> Cleaned:
 
 
 def _remove_triggerers(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"triggerer": delete_rows(tx, triggerer, triggerer.c.id, ids)}, ids[-1])
+    rows = {
+        "supervisor_status": delete_rows(tx, supervisor_status, supervisor_status.c.triggerer_id, ids),
+        "triggerer": delete_rows(tx, triggerer, triggerer.c.id, ids),
+    }
+    return Cleaned(rows, ids[-1])
 
 
 def _remove_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -47,7 +48,7 @@ from headgate.protocol.messages.runner import (
 from headgate.store.errors import DatabaseReplaced, LeaseLost
 from headgate.store.store import Store
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
-from headgate.supervisor import commands
+from headgate.supervisor import commands, status
 from headgate.supervisor.backoff import DatabaseOutage, RateBackoff, Waits
 from headgate.supervisor.commands import Command, Exit, Kill
 from headgate.supervisor.core_settings import CoreSettings
@@ -64,6 +65,7 @@ from headgate.supervisor.triggers.credits import Credits
 from headgate.supervisor.triggers.holds import Holds
 from headgate.supervisor.triggers.intake import Intake, Stored
 from headgate.supervisor.triggers.leases import Identity, Leases
+from headgate.supervisor.triggers.published import Published
 from headgate.supervisor.triggers.queries import TriggerQueries
 from headgate.supervisor.triggers.recoveries import Recoveries
 from headgate.supervisor.triggers.redrives import Redrives
@@ -147,6 +149,7 @@ class SupervisorCore:
             is_owed_answer=self.intake.is_waiting_for,
             figures=figures,
         )
+        self._published = Published(partial(status.measured, self.runner, self.assignments, tasks))
         # Queries are not in the outage: after one that failed there may never be another.
         self._queries = TriggerQueries(store, answers, frame_bytes_max=frame_max, retry=retry_of("queries", None))
 
@@ -159,6 +162,7 @@ class SupervisorCore:
             case Hello():
                 self.runner.hello(message)
             case StateChanges():
+                self.runner.tell(incarnation, message.figures)
                 if not self._leaving.is_fenced:
                     self.intake.add_frame(incarnation, message)
                 elif not message.more:
@@ -279,7 +283,9 @@ class SupervisorCore:
     # --- the lease, and its triggers --------------------------------------------------------------
 
     def _keep_lease(self, now: float) -> None:
-        found = self.leases.step(now, owned=self.assignments.owned, claiming=not self.is_leaving)
+        found = self.leases.step(
+            now, owned=self.assignments.owned, claiming=not self.is_leaving, published=self._published
+        )
         if self._task_logs is not None and self.leases.is_held:
             self._task_logs.epoch = self.leases.epoch
         if self.tasks is not None and (found.has_looked or found.has_fenced):

@@ -28,6 +28,7 @@ from headgate.supervisor.metrics.address import Address
 from headgate.supervisor.metrics.asking import Loop, Report
 from headgate.supervisor.metrics.figures import Figures, Labels, Snapshot
 from headgate.supervisor.metrics.service_manager import ServiceManager
+from headgate.supervisor.metrics.streams import stream_series
 from headgate.supervisor.runner_lifecycle import RunnerState
 
 if TYPE_CHECKING:
@@ -150,6 +151,9 @@ class Reporter:
             gauges[catalogue.CHECK.name, (name,)] = holds
         gauges[catalogue.READY.name, ()] = all(holds for holds, _ in checks.values())
         counts = self._figures.counts()
+        of_streams, counted = stream_series(self._core.runner.told, time.time())
+        gauges |= of_streams
+        counts |= counted
         for process, statistics in (("supervisor", statistics_of(self._process)), ("runner", runner)):
             if statistics is None:
                 del counts[catalogue.CPU.name, (process,)]

@@ -22,6 +22,7 @@ from headgate.protocol.messages.runner import (
     Drain,
     FromSupervisor,
     Hello,
+    RunnerFigures,
     RunnerSettings,
     Welcome,
 )
@@ -74,6 +75,7 @@ class RunnerLifecycle:
     ) -> None:
         self._figures = Figures() if figures is None else figures
         self.incarnation = 0
+        self.told = RunnerFigures()  # what it has said of its streams last
         self.state = RunnerState.ABSENT
         self._commands = commands
         self._leaving = leaving
@@ -98,6 +100,11 @@ class RunnerLifecycle:
             if self._is_dumped:
                 log.info("the runner is not silent any more", incarnation=incarnation)
                 self._is_dumped, self._kill_at = False, None
+
+    def tell(self, incarnation: int, figures: RunnerFigures | None) -> None:
+        """Take note of what the runner says of its streams; None: nothing new."""
+        if incarnation == self.incarnation and figures is not None:
+            self.told = figures
 
     def hello(self, hello: Hello) -> None:
         """Welcome the runner. If the supervisor is leaving, drain it at once."""
@@ -187,6 +194,7 @@ class RunnerLifecycle:
 
     def _spawn(self, now: float) -> None:
         self.incarnation += 1
+        self.told = RunnerFigures()
         self.state = RunnerState.STARTING
         self._kill_because = NO_ANSWER
         self._heard_at = now

@@ -35,6 +35,7 @@ from headgate.protocol.black_box import Record
 from headgate.protocol.messages.runner import RunnerSettings
 from headgate.runner import session
 from headgate.store.errors import StoreError
+from headgate.streams import figures as stream_figures
 from headgate.streams.manager import SharedStreamManager
 from headgate.supervisor.core_settings import CoreSettings
 from headgate.supervisor.triggers.leases import LeaseTimes
@@ -427,6 +428,7 @@ def _patched(plan: Scenario) -> Generator[None]:
     with ExitStack() as stack:
         stack.callback(marks.disarm)
         stack.enter_context(patch.object(EpollIOManager, "get_events", get_events_if_idle))
+        stack.enter_context(patch.object(stream_figures, "time", trio.current_time))
         # The pair itself pauses on overflow; that the other way loses nothing either is held here alone.
         if plan.topology.overflow == "fail":
             stack.enter_context(patch.object(session, "SharedStreamManager", manager_that_fails_on_overflow))

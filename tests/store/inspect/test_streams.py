@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.store.harness import QUEUES, Clock, OpenStore, add, register
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
 from headgate.store.errors import NoSuchRow
+from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
+from headgate.store.inspect.streams import LiveStream
 from headgate.store.store import Store
 
 
@@ -65,6 +67,28 @@ def test_a_subscriber_that_has_failed_is_the_one_that_its_stream_waits_for(store
     assert big.missing == "it has failed once, the last time 5.0 s ago: KeyError: 'a'"
     _, (alone,) = store.inspect.stream(queue.id)
     assert (alone.hold, alone.missing) == ("quarantine", "quarantine since 0.0 s: it blocked the loop")
+
+
+def test_what_its_supervisor_says_of_a_stream_is_true_as_of_its_last_heartbeat(store: Store, clock: Clock) -> None:
+    (lease,) = store.inspect.triggerers()
+    assert store.inspect.streams()[0].live is None
+    raw, big = store.inspect.find_trigger("raw"), store.inspect.find_trigger("big")
+    at = clock()
+    said = StreamStatus(
+        *("d", 3, 4, 2, 1, 1, 70, "bytes", "absent subscriber", 1.5, (big, raw, 99), 2.5, 5, 6, 7, 8, "OSError: gone"),
+        last_error_at=3.5,
+    )
+    store.heartbeat(lease.id, encode_status(SupervisorStatus(streams=(said,), streams_in_all=1)))
+    clock.advance(5)
+    store.heartbeat(lease.id)
+    log, queue = store.inspect.streams()
+    assert queue.live is None
+    moments = {number: datetime.fromtimestamp(number, UTC) for number in (1.5, 2.5, 3.5)}
+    assert log.live == LiveStream(
+        *(at + timedelta(seconds=5), 70, "bytes", 3, 4, 2, 1, 1, "absent subscriber", moments[1.5]),
+        *(("big", "raw", "trigger-99"), moments[2.5], 5, 6, 7, 8, moments[3.5], "OSError: gone"),
+    )
+    assert store.inspect.stream(log.id)[0] == log
 
 
 def test_a_stream_that_nobody_reads_any_more_is_not_listed(store: Store) -> None:

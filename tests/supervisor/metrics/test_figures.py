@@ -10,17 +10,32 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headgate.protocol.messages.runner import RunnerFigures, StreamFigures
 from headgate.supervisor.metrics import catalogue
 from headgate.supervisor.metrics.catalogue import ALL, PREFIX
 from headgate.supervisor.metrics.exposition import render
 from headgate.supervisor.metrics.figures import Figures, Snapshot
+from headgate.supervisor.metrics.streams import stream_series
 
 RULES = resources.files("headgate.supervisor.metrics") / "rules.yml"
 NEEDS_PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
 
+TOLD = RunnerFigures(
+    (
+        StreamFigures(
+            "d1" * 20, "the log", 3, 4, 1, 2, 1, 70, "bytes", "absent subscriber", 940.0, (9,), 990.0, 5, 6, 7, 8
+        ),
+        StreamFigures("d2" * 20, "the log"),
+    ),
+    2,
+)
+
+
 def snapshot_of(figures: Figures) -> Snapshot:
-    return Snapshot(figures.counts(), figures.histograms(), {(catalogue.READY.name, ()): 1.0}, "sqlite")
+    gauges, counts = stream_series(TOLD, 1000.0)
+    gauges[catalogue.READY.name, ()] = 1.0
+    return Snapshot(figures.counts() | counts, figures.histograms(), gauges, "sqlite")
 
 
 def scraped(figures: Figures) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -53,6 +68,26 @@ def test_what_is_added_is_scraped() -> None:
     values = scraped(figures)
     assert values["events_stored_total", ()] == 4.0
     assert (values["task_steps_total", ("lost",)], values["task_steps_total", ("failed",)]) == (1.0, 0.0)
+
+
+def test_streams_have_series_of_their_own_even_if_two_have_one_name() -> None:
+    values = {key: value for key, value in scraped(Figures()).items() if key[0].startswith("stream_")}
+    first = {key: value for key, value in values.items() if "the log" in key[1]}
+    assert first == {
+        ("stream_lag", ("the log", "bytes")): 70,
+        ("stream_in_flight_messages", ("the log",)): 3,
+        ("stream_queued_messages", ("the log",)): 4,
+        ("stream_subscribers", ("online", "the log")): 2,
+        ("stream_subscribers", ("absent", "the log")): 1,
+        ("stream_held_seconds", ("the log",)): 60,
+        ("stream_oldest_seconds", ("the log",)): 10,
+        ("stream_advanced_messages_total", ("acked", "the log")): 5,
+        ("stream_advanced_messages_total", ("failed", "the log")): 6,
+        ("stream_advanced_messages_total", ("rejected", "the log")): 7,
+        ("stream_ends_total", ("the log",)): 8,
+    }
+    assert all("the log d2d2d2d2" in labels for _, labels in values.keys() - first.keys())
+    assert values["stream_held_seconds", ("the log d2d2d2d2",)] == 0
 
 
 def test_a_label_that_a_metric_has_not_is_a_bug() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -11,13 +11,46 @@ import typer
 from headgate.cli.commands.why import liveness_here
 from headgate.cli.invocation import invocation
 from headgate.cli.lists import ROWS_LISTED, AllOption, JsonOption, RowsOption, WideOption, print_pages, print_record
-from headgate.cli.tables import Column, fields, print_block, print_table
+from headgate.cli.tables import Column, fields, print_block, print_fields, print_table
+from headgate.presentation.moments import age
+
+if TYPE_CHECKING:
+    from headgate.store.inspect.streams import LiveStream
+
+HOLDERS_SHOWN = 3  # triggers, in a line
 
 app = typer.Typer(help="Shared streams: who reads each, who runs it, and who holds it up.", no_args_is_help=True)
+
+
+def lag_of(live: LiveStream) -> str | None:
+    """Return how far a stream is behind, as people read it; None if that is not known."""
+    if live.lag is None:
+        return None
+    if live.lag_unit == "messages":
+        return f"{live.lag:,}"
+    amount, unit = float(live.lag), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:,.0f} {unit}"
+
+
+def hold_of(live: LiveStream) -> str | None:
+    """Return why a stream pulls nothing, for whom, and since when; None if it does."""
+    if live.held is None:
+        return None
+    names = ", ".join(live.held_by[:HOLDERS_SHOWN]) + (", ..." if len(live.held_by) > HOLDERS_SHOWN else "")
+    since = "" if live.held_since is None else f", {age(live.held_since)}"
+    return f"{names or '?'} ({live.held}{since})"
+
 
 _SHOWN: tuple[Column, ...] = (
     *("id", "name", "queue", "triggerer_id", "subscribers"),
     ("missing", lambda line: line.missing or None),
+    ("lag", lambda line: None if line.live is None else lag_of(line.live)),
+    ("in flight", lambda line: None if line.live is None else line.live.in_flight or None),
+    ("held by", lambda line: None if line.live is None else hold_of(line.live)),
     *("stored_at", "last_error"),
 )
 _SUBSCRIBERS_SHOWN: tuple[Column, ...] = (
@@ -61,11 +94,30 @@ def show(
     if as_json:
         print_record(record | {"readers": [msgspec.structs.asdict(each) for each in subscribers]}, as_json=True)
         return
-    error = record.pop("last_error")
+    error, live = record.pop("last_error"), record.pop("live")
     print_record(record, as_json=False)
+    if live is not None:
+        print(f"\nas its supervisor said {age(live.as_of)}:")
+        print_fields(_live_fields(live))
     if subscribers:
         print("\nsubscribers:")
         print_table(subscribers, _SUBSCRIBERS_SHOWN)
     if error:
         print("\nlast error:")
         print_block(error)
+
+
+def _live_fields(live: LiveStream) -> dict[str, Any]:
+    return {
+        "lag": lag_of(live),
+        "in_flight": live.in_flight,
+        "queued": live.queued,
+        "lanes": live.lanes,
+        "subscribers": f"{live.online} online" + (f", {live.absent} absent" if live.absent else ""),
+        "held_by": hold_of(live),
+        "oldest_in_flight": live.oldest_at,
+        "advanced": f"{live.acked:,} accepted, {live.failed:,} failed, {live.rejected:,} rejected",
+        "opened_anew": live.ended,
+        "ended_at": live.ended_at,
+        "ended_by": live.ended_by,
+    }

@@ -6,15 +6,18 @@ A stream waits for a subscriber that has failed or is held, and hands out nothin
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, FromClause, ScalarSelect, and_, func, select
 
+from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
+from headgate.store.facts.supervisor_status import StreamStatus, published
 from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, BY_SILENCE, Liveness, absence, is_absent, supervisor
 from headgate.store.tables import asset_watcher, dead_letter, redelivery, stream, trigger, trigger_event
@@ -23,12 +26,42 @@ SUBSCRIBERS_SHOWN_MAX = 1_000  # of one stream
 _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 
 
+class LiveStream(msgspec.Struct, frozen=True):
+    """How a stream is, as the supervisor that runs it says with its heartbeats; true at ``as_of``.
+
+    ``in_flight``: messages that are handed out and not advanced, the oldest since ``oldest_at``; ``queued``: waiting
+    for subscribers, counted once for each. ``lag``: how much the broker has that is not advanced, in ``lag_unit``
+    (None: not known). ``held``: why nothing is pulled, since when, and the names of triggers that cause it. The counts
+    are of messages advanced since the runner started; ``ended``: how often the stream was opened anew after an error.
+    """
+
+    as_of: datetime
+    lag: int | None
+    lag_unit: str
+    in_flight: int
+    queued: int
+    lanes: int
+    online: int
+    absent: int
+    held: str | None
+    held_since: datetime | None
+    held_by: tuple[str, ...]
+    oldest_at: datetime | None
+    acked: int
+    failed: int
+    rejected: int
+    ended: int
+    ended_at: datetime | None
+    ended_by: str | None
+
+
 class StreamLine(msgspec.Struct, frozen=True):
     """A stream that triggers read.
 
     ``triggerer_id`` is the supervisor that runs it, ``supervisor`` that one in words (None: nobody does).
     ``subscribers`` are its open triggers, ``missing`` those that it waits for. ``stored_at``: when the newest event of
-    them was stored. ``last_error``: of the subscriber that has failed last.
+    them was stored. ``last_error``: of the subscriber that has failed last. ``live``: what its supervisor says of it;
+    None if that is nothing, for example because nobody runs it.
     """
 
     id: int
@@ -41,6 +74,7 @@ class StreamLine(msgspec.Struct, frozen=True):
     stored_at: datetime | None
     last_failed_at: datetime | None
     last_error: str | None
+    live: LiveStream | None = None
 
 
 class SubscriberLine(msgspec.Struct, frozen=True):
@@ -103,6 +137,55 @@ def _newest_of(table: FromClause) -> ScalarSelect[Any]:
     return newest.correlate(table).scalar_subquery()
 
 
+def _live(tx: Tx, rows: Sequence[Any]) -> dict[int, LiveStream]:
+    """Return what the supervisors of these streams say of them, by the ids of the streams."""
+    statuses = published(tx, {row.triggerer_id for row in rows if row.triggerer_id is not None})
+    by_owner = {epoch: {one.stream: one for one in each.status.streams} for epoch, each in statuses.items()}
+    said = {row.id: by_owner.get(row.triggerer_id, {}).get(row.digest) for row in rows}
+    names = _names(tx, {trigger_id for one in said.values() if one is not None for trigger_id in one.held_by})
+    return {
+        row.id: _live_stream(one, statuses[row.triggerer_id].as_of, names)
+        for row in rows
+        if (one := said[row.id]) is not None
+    }
+
+
+def _live_stream(said: StreamStatus, as_of: datetime, names: Mapping[int, str]) -> LiveStream:
+    return LiveStream(
+        as_of=as_of,
+        lag=said.lag,
+        lag_unit=said.lag_unit,
+        in_flight=said.in_flight,
+        queued=said.queued,
+        lanes=said.lanes,
+        online=said.online,
+        absent=said.absent,
+        held=said.held,
+        held_since=_moment(said.held_since),
+        held_by=tuple(names.get(trigger_id, f"trigger-{trigger_id}") for trigger_id in said.held_by),
+        oldest_at=_moment(said.oldest_at),
+        acked=said.acked,
+        failed=said.failed,
+        rejected=said.rejected,
+        ended=said.ended,
+        ended_at=_moment(said.last_error_at),
+        ended_by=said.last_error or None,
+    )
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _names(tx: Tx, trigger_ids: Collection[int]) -> dict[int, str]:
+    """Return the names of those of these triggers that are watchers'."""
+    found: dict[int, str] = {}
+    for ids in chunks(sorted(trigger_ids)):
+        rows = select(asset_watcher.c.trigger_id, asset_watcher.c.name).where(asset_watcher.c.trigger_id.in_(ids))
+        found.update({trigger_id: name for trigger_id, name in tx.connection.execute(rows)})
+    return found
+
+
 def _lines(tx: Tx, *where: ColumnElement[bool], limit: int, liveness: Liveness) -> list[StreamLine]:
     of_it = and_(trigger.c.stream_id == stream.c.id, _OPEN)
     subscribers = select(func.count()).select_from(trigger).where(of_it).correlate(stream).scalar_subquery()
@@ -113,6 +196,7 @@ def _lines(tx: Tx, *where: ColumnElement[bool], limit: int, liveness: Liveness) 
     newest_ids = [row.newest for row in rows if row.newest is not None]
     stored = select(trigger_event.c.id, trigger_event.c.stored_at).where(trigger_event.c.id.in_(newest_ids))
     stored_at: dict[int, datetime] = {id_: at for id_, at in tx.connection.execute(stored)}
+    live = _live(tx, rows)
     owners = {epoch: supervisor(tx, epoch, liveness=liveness) for epoch in {row.triggerer_id for row in rows}}
     lines = []
     for row in rows:
@@ -132,6 +216,7 @@ def _lines(tx: Tx, *where: ColumnElement[bool], limit: int, liveness: Liveness) 
                 stored_at=stored_at.get(row.newest),
                 last_failed_at=None if failure is None else failure.last_failed_at,
                 last_error=None if failure is None else failure.last_error,
+                live=live.get(row.id),
             )
         )
     return lines

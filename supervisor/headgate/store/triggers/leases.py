@@ -83,6 +83,7 @@ from headgate.store.db.transaction import LeasedTx, Tx, is_alive, wait_for_infli
 from headgate.store.db.transaction import read_clock as read_clock
 from headgate.store.db.verbs import leased, single_statement, writing
 from headgate.store.errors import LeaseLost
+from headgate.store.facts import supervisor_status
 from headgate.store.ids import Epoch, Hold, TriggerId
 from headgate.store.tables import asset_watcher, dead_letter, stream, trigger, triggerer
 from headgate.store.triggers import reopening, streams, strikes, waiting_tasks, watchers
@@ -167,9 +168,21 @@ class LeaseVerbs(TriggerVerbs):
         )
         return Epoch(tx.connection.execute(lease.returning(triggerer.c.id)).scalar_one())
 
-    @single_statement
-    def heartbeat(self, tx: Tx, epoch: Epoch) -> None:
-        """Renew the lease, by the database's clock. Raises `LeaseLost`: the statement is its own check."""
+    def heartbeat(self, epoch: Epoch, status: str | None = None) -> None:
+        """Renew the lease, by the database's clock. Raises `LeaseLost`: the statement is its own check.
+
+        With ``status``, what the supervisor says of itself is stored in the same transaction
+        (`headgate.store.facts.supervisor_status.encode_status`); without, it stays as it is.
+        """
+        if status is None:
+            with self.database.single_statement() as tx:
+                self._renew(tx, epoch)
+            return
+        with self.database.writing() as tx:
+            self._renew(tx, epoch)
+            supervisor_status.publish(tx, epoch, status)
+
+    def _renew(self, tx: Tx, epoch: Epoch) -> None:
         now = None if tx.clock is None else bound(tx.connection, tx.clock())
         if _HEARTBEAT.run(tx.connection, epoch=epoch, now=now).rowcount != 1:
             raise LeaseLost(epoch)

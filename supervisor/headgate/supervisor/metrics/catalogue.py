@@ -1,8 +1,8 @@
 """Everything that is measured, once: its name, kind, help and labels.
 
-The names are without the prefix ``headgate_``. Labels are fixed sets, so the number of series is bounded however many
-triggers, tasks and messages there are. The table in docs/metrics.md is written from this module, and a test holds the
-alert rules against it.
+The names are without the prefix ``headgate_``. Labels are fixed sets, but for the names of streams, of which a runner
+tells a limited number: so the number of series is bounded however many triggers, tasks and messages there are. The
+table in docs/metrics.md is written from this module, and a test holds the alert rules against it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from typing import Literal
 
 import msgspec
 
+from headgate.protocol.messages.runner import STREAMS_TOLD_MAX
+
 PREFIX = "headgate_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 EVENTS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+
+STREAM_NAMES = (f"its name, of {STREAMS_TOLD_MAX} streams at most",)  # in place of values: they are not known before
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -31,6 +35,11 @@ class Metric(msgspec.Struct, frozen=True):
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels, in order."""
         return tuple(name for name, _ in self.labels)
+
+    @property
+    def is_of_streams(self) -> bool:
+        """Whether it has series only for the streams that a runner tells of (`headgate.supervisor.metrics.streams`)."""
+        return any(values is STREAM_NAMES for _, values in self.labels)
 
     @property
     def full_name(self) -> str:
@@ -80,6 +89,36 @@ TRIGGER_CAPACITY = _gauge("trigger_capacity", "Triggers that this supervisor may
 TRIGGER_RUNS = _counter(
     "trigger_runs", "Runs of triggers whose end is stored.", outcome=("returned", "failed", "cancelled")
 )
+
+# --- streams, as the runner told with its last heartbeat or round ---
+STREAM_LAG = _gauge(
+    "stream_lag",
+    "How much the broker has that is not advanced, if the producer knows it.",
+    stream=STREAM_NAMES,
+    unit=("messages", "bytes"),
+)
+STREAM_IN_FLIGHT = _gauge(
+    "stream_in_flight_messages", "Messages that are handed out and not advanced.", stream=STREAM_NAMES
+)
+STREAM_QUEUED = _gauge(
+    "stream_queued_messages", "Messages that wait for subscribers, counted once for each.", stream=STREAM_NAMES
+)
+STREAM_SUBSCRIBERS = _gauge(
+    "stream_subscribers", "Triggers that read it.", stream=STREAM_NAMES, state=("online", "absent")
+)
+STREAM_HELD = _gauge(
+    "stream_held_seconds", "How long nothing has been pulled because of a subscriber; 0 if it is.", stream=STREAM_NAMES
+)
+STREAM_OLDEST = _gauge(
+    "stream_oldest_seconds", "Age of the oldest message that is handed out and not advanced.", stream=STREAM_NAMES
+)
+STREAM_ADVANCED = _counter(
+    "stream_advanced_messages",
+    "Messages advanced since the runner started.",
+    stream=STREAM_NAMES,
+    outcome=("acked", "failed", "rejected"),
+)
+STREAM_ENDS = _counter("stream_ends", "Times that it ended by an error and is opened anew.", stream=STREAM_NAMES)
 
 # --- events ---
 EVENTS_STORED = _counter("events_stored", "Events stored for the first time.")

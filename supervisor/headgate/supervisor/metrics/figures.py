@@ -38,7 +38,7 @@ class Figures:
         self._counts: dict[tuple[str, Labels], float] = {}
         self._histograms: dict[str, tuple[list[int], list[float]]] = {}
         for metric in ALL:
-            if metric.kind == "counter":
+            if metric.kind == "counter" and not metric.is_of_streams:
                 self._counts.update({(metric.name, labels): 0.0 for labels in label_sets(metric)})
             elif metric.kind == "histogram":
                 self._histograms[metric.name] = [0] * (len(metric.bounds) + 1), [0.0]

@@ -25,6 +25,7 @@ from headgate.store.store import Store
 from headgate.store.triggers.changes import CHANGES_AT_ONCE_MAX
 from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
 from headgate.supervisor.backoff import DatabaseRetry
+from headgate.supervisor.triggers.published import Published
 
 log = structlog.get_logger(__name__)
 
@@ -197,15 +198,16 @@ class Leases:
             self._pause_s = pause_max_s if has_changes else min(times.look_interval_s, 1.5 * self._pause_s)
         self._listen_at = None if no_bell is None and not has_changes else now + self._pause_s
 
-    def step(self, now: float, *, owned: int, claiming: bool) -> LeaseStep:
+    def step(self, now: float, *, owned: int, claiming: bool, published: Published | None = None) -> LeaseStep:
         """Run the most urgent duty that is due, if any. ``owned`` counts against the capacity.
 
+        ``published``: what the supervisor says of itself goes with its heartbeats.
         Raises `LeaseLost` if another supervisor has fenced this epoch.
         """
         if now < min(self._heartbeat_at, self._fence_at, self._poll_at):
             return NOTHING_FOUND
         try:
-            result = self._duty(now, owned, claiming)
+            result = self._duty(now, owned, claiming, published)
         except DATABASE_UNUSABLE as exc:
             self._failed(exc, now)
             return NOTHING_FOUND
@@ -223,11 +225,14 @@ class Leases:
         retry_at = self._retry.failed(error, now)
         self._heartbeat_at = self._fence_at = self._poll_at = self._listen_at = retry_at
 
-    def _duty(self, now: float, owned: int, claiming: bool) -> LeaseStep:
+    def _duty(self, now: float, owned: int, claiming: bool, published: Published | None) -> LeaseStep:
         if self._epoch is None:
             self._register(now)
         elif now >= self._heartbeat_at:
-            self._store.heartbeat(self._epoch)
+            status = None if published is None else published.changed()
+            self._store.heartbeat(self._epoch, status)
+            if published is not None:
+                published.stored(status)
             self._renewed_at = now
             self._heartbeat_at = now + self._times.heartbeat_s
         elif now >= self._fence_at:

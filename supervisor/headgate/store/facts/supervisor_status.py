@@ -1,0 +1,104 @@
+"""What supervisors publish about themselves, for the commands and pages of other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from sqlalchemy import insert, select, update
+
+from headgate.protocol.messages.runner import LagUnit, RunnerFigures, StallReason
+from headgate.store.db.bulk import chunks
+from headgate.store.db.fact_tables import STATUS_CHARS_MAX
+from headgate.store.db.transaction import Tx
+from headgate.store.ids import Epoch
+from headgate.store.tables import supervisor_status, triggerer
+
+
+class StreamStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a shared stream is, as its runner says: `headgate.protocol.messages.runner.StreamFigures` has the meanings.
+
+    ``stream`` is the digest of its key. Times are seconds since 1970.
+    """
+
+    stream: str
+    in_flight: int = 0
+    queued: int = 0
+    lanes: int = 0
+    online: int = 0
+    absent: int = 0
+    lag: int | None = None
+    lag_unit: LagUnit = "messages"
+    held: StallReason | None = None
+    held_since: float | None = None
+    held_by: tuple[int, ...] = ()
+    oldest_at: float | None = None
+    acked: int = 0
+    failed: int = 0
+    rejected: int = 0
+    ended: int = 0
+    last_error: str = ""
+    last_error_at: float | None = None
+
+
+class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a supervisor says of itself. ``runner`` is the state of its runner, and ``incarnation`` the number of it.
+
+    ``running``, ``held`` and ``owned`` are triggers, ``steps`` those of tasks that its workers have. ``streams`` are as
+    many as there is room for, those first that are held or have most in flight; ``streams_in_all`` is the number of
+    all.
+    """
+
+    runner: str = "absent"
+    incarnation: int = 0
+    owned: int = 0
+    running: int = 0
+    held: int = 0
+    steps: int = 0
+    streams: tuple[StreamStatus, ...] = ()
+    streams_in_all: int = 0
+
+
+class PublishedStatus(msgspec.Struct, frozen=True):
+    """The status of a supervisor. It has been so since ``at``, and still was at its last heartbeat, ``as_of``."""
+
+    at: datetime
+    as_of: datetime
+    status: SupervisorStatus
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(SupervisorStatus)
+
+
+def streams_of(figures: RunnerFigures) -> tuple[StreamStatus, ...]:
+    """Return what a runner says of its streams, without their names: the table of streams has these."""
+    return tuple(msgspec.convert(stream, StreamStatus, from_attributes=True) for stream in figures.streams)
+
+
+def encode_status(status: SupervisorStatus) -> str:
+    """Return a status as it is stored: with fewer streams if they do not fit."""
+    while len(encoded := _ENCODER.encode(status)) > STATUS_CHARS_MAX:
+        status = msgspec.structs.replace(status, streams=status.streams[: len(status.streams) * 3 // 4])
+    return encoded.decode()
+
+
+def publish(tx: Tx, epoch: Epoch, figures: str) -> None:
+    """Store what a supervisor says of itself, in place of what it said before."""
+    changed = {"at": tx.now, "figures": figures}
+    row = update(supervisor_status).where(supervisor_status.c.triggerer_id == epoch).values(changed)
+    if tx.connection.execute(row).rowcount == 0:
+        tx.connection.execute(insert(supervisor_status).values(triggerer_id=epoch, **changed))
+
+
+def published(tx: Tx, triggerer_ids: Collection[int]) -> dict[int, PublishedStatus]:
+    """Return what these supervisors say of themselves, by their ids; those that have said nothing are left out."""
+    found = {}
+    for ids in chunks(sorted(triggerer_ids)):
+        rows = select(supervisor_status, triggerer.c.latest_heartbeat).join(triggerer)
+        for row in tx.connection.execute(rows.where(supervisor_status.c.triggerer_id.in_(ids))):
+            as_of = max(row.at, row.latest_heartbeat)
+            found[row.triggerer_id] = PublishedStatus(row.at, as_of, _DECODER.decode(row.figures))
+    return found

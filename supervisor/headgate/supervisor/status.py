@@ -1,0 +1,22 @@
+"""How a supervisor is, in the form in which it is published."""
+
+from __future__ import annotations
+
+from headgate.store.facts.supervisor_status import SupervisorStatus, streams_of
+from headgate.supervisor.runner_lifecycle import RunnerLifecycle
+from headgate.supervisor.tasks.core import TaskCore
+from headgate.supervisor.triggers.assignments import Assignments
+
+
+def measured(runner: RunnerLifecycle, assignments: Assignments, tasks: TaskCore | None) -> SupervisorStatus:
+    """Return how it is at this moment. Nothing in it changes while nothing happens."""
+    return SupervisorStatus(
+        runner=runner.state.value,
+        incarnation=runner.incarnation,
+        owned=assignments.owned,
+        running=assignments.running(),
+        held=len(assignments.held()),
+        steps=0 if tasks is None else len(tasks.running()),
+        streams=streams_of(runner.told),
+        streams_in_all=runner.told.streams_in_all,
+    )
