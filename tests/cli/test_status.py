@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
+from rich.console import Console
 from tests.store.harness import register
 
+from headgate.cli.commands import status as status_module
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger
+from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
 from headgate.store.store import Store
 from headgate.supervisor.serve import machine_identity, start_of_process
@@ -127,3 +132,47 @@ def test_streams_are_listed_and_shown_with_those_that_they_wait_for(call_databas
     assert (found["live"]["lag"], found["live"]["held_by"]) == (3 * 1024 * 1024, ["w"])
     assert [reader["name"] for reader in found["readers"]] == ["w", "x"]
     assert call_database("streams", "show", "nothing").code == 1
+
+
+def test_top_prints_one_screen_if_the_output_is_no_terminal(call_database: Any, users_store: Store) -> None:
+    epoch = register(users_store)
+    fail(users_store, epoch, "w", "x")
+    users_store.claim_triggers(epoch, limit=100, queues=("default",))
+    described = DescribedTrigger(users_store.inspect.find_trigger("w"), "d w", "d", "the log")
+    users_store.store_slice(epoch, described=[described])
+    said = StreamStatus("d", in_flight=3, lag=1234, held="absent subscriber", held_by=(described.trigger_id,))
+    status = SupervisorStatus(runner="running", owned=2, streams=(said,), streams_in_all=1)
+    users_store.heartbeat(epoch, encode_status(status))
+    printed = call_database("top")
+    assert (printed.code, printed.err) == (0, "")
+    lines = [line.split() for line in printed.out.splitlines()]
+    assert any(line[:1] == ["headgate"] and line[-3:] == ["to", "look", "at"] for line in lines)
+    assert any(line[:1] == ["attention"] for line in lines)
+    supervisor = next(line for line in lines if line[:1] == [str(epoch)])
+    assert " ".join(supervisor[3:]).startswith("alive 2 of 10")
+    stream = next(line for line in lines if line[:2] == ["the", "log"])
+    assert " ".join(stream[2:]).startswith("0 of 1 1,234 3 w (absent subscriber)")
+
+
+def test_top_goes_on_until_it_is_interrupted_and_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Console(file=StringIO(), force_terminal=True, width=100)
+    looks: list[str | StoreError] = ["the first", DatabaseAway("the database", "no answer"), "the third"]
+    waited: list[float] = []
+
+    def look() -> str:
+        found = looks.pop(0)
+        if isinstance(found, StoreError):
+            raise found
+        return found
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if not looks:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("headgate.cli.commands.status.time.sleep", sleep)
+    status_module._watch(out, look, 0.5)
+    assert waited == [0.5] * 3
+    assert isinstance(out.file, StringIO)
+    for words in ("the first", "no answer", "the third"):
+        assert words in out.file.getvalue()

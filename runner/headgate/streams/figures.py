@@ -91,7 +91,7 @@ class StreamRecords:
         ahead_s = time() - self._now()
         if abs(ahead_s - self._ahead_s) >= CLOCK_STEP_S:
             self._ahead_s = ahead_s
-        streams = []
+        streams: list[StreamFigures] = []
         for group in groups:
             with suppress(Exception):  # the key is the author's object: if its hash fails, the others are told
                 streams.append(self._measured(group, holds))

@@ -1,7 +1,10 @@
-"""``headgate status``: is everything well, and if not, what first?"""
+"""``headgate status`` and ``headgate top``: is everything well, and if not, what first?"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,9 +15,12 @@ from headgate.cli.lists import JsonOption, print_json_lines
 from headgate.cli.tables import fields, print_block, shown
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from headgate.scheduling.status import Problem
 
 EXIT_NO_DATABASE = 3
+TOP_INTERVAL_S = 2.0
 DETAILS_SHOWN_MAX = 100  # lines of one problem; --json has all
 
 
@@ -43,6 +49,46 @@ def status(
     else:
         _print(found, verbose=verbose)
     raise typer.Exit(exit_code(found))
+
+
+def top(
+    ctx: typer.Context,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.5, max=3600.0, metavar="SECONDS", help="Look this often.")
+    ] = TOP_INTERVAL_S,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, as if the output was no terminal.")] = False,
+) -> None:
+    """Show what is wrong, the supervisors, the streams and the running tasks, and go on showing it. Ctrl-C ends it.
+
+    It only reads, and shows what supervisors said with their last heartbeats. If the output is not a terminal, it is
+    printed once.
+    """
+    from headgate.cli.output import console
+    from headgate.cli.overview import overview
+
+    call, out = invocation(ctx), console()
+    liveness = liveness_here(call.settings().lease_silence_max_s)
+    with call.store() as store:
+        if once or not out.is_terminal:
+            out.print(overview(store, liveness))
+            return
+        _watch(out, lambda: overview(store, liveness), interval)
+
+
+def _watch(out: Console, look: Callable[[], RenderableType], interval_s: float) -> None:
+    """Show what ``look`` returns until Ctrl-C. A database that is away is waited for."""
+    from rich.live import Live
+
+    from headgate.store.errors import StoreError
+
+    with suppress(KeyboardInterrupt), Live(console=out, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                shown_now = look()
+            except StoreError as error:
+                shown_now = shown(str(error))
+            live.update(shown_now, refresh=True)
+            time.sleep(interval_s)
 
 
 def _print(found: list[Problem], *, verbose: bool) -> None:

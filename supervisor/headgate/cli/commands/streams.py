@@ -13,36 +13,22 @@ from headgate.cli.invocation import invocation
 from headgate.cli.lists import ROWS_LISTED, AllOption, JsonOption, RowsOption, WideOption, print_pages, print_record
 from headgate.cli.tables import Column, fields, print_block, print_fields, print_table
 from headgate.presentation.moments import age
+from headgate.presentation.streams import hold_text, lag_text
 
 if TYPE_CHECKING:
     from headgate.store.inspect.streams import LiveStream
-
-HOLDERS_SHOWN = 3  # triggers, in a line
 
 app = typer.Typer(help="Shared streams: who reads each, who runs it, and who holds it up.", no_args_is_help=True)
 
 
 def lag_of(live: LiveStream) -> str | None:
-    """Return how far a stream is behind, as people read it; None if that is not known."""
-    if live.lag is None:
-        return None
-    if live.lag_unit == "messages":
-        return f"{live.lag:,}"
-    amount, unit = float(live.lag), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:,.0f} {unit}"
+    """Return how far a stream is behind; None if that is not known."""
+    return lag_text(live.lag, live.lag_unit)
 
 
 def hold_of(live: LiveStream) -> str | None:
     """Return why a stream pulls nothing, for whom, and since when; None if it does."""
-    if live.held is None:
-        return None
-    names = ", ".join(live.held_by[:HOLDERS_SHOWN]) + (", ..." if len(live.held_by) > HOLDERS_SHOWN else "")
-    since = "" if live.held_since is None else f", {age(live.held_since)}"
-    return f"{names or '?'} ({live.held}{since})"
+    return hold_text(live.held, live.held_since, live.held_by)
 
 
 _SHOWN: tuple[Column, ...] = (

@@ -6,12 +6,14 @@ names. Lists have at most ``limit`` rows, by default `ROWS_PER_PAGE_MAX` if noth
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from headgate.scheduling import contracts, status, why_tasks, why_triggers
 from headgate.scheduling.why import Answer, Supervisor
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading
+from headgate.store.facts.supervisor_status import PublishedStatus, published
 from headgate.store.inspect import status_facts, why_facts
 from headgate.store.inspect.audit import AuditInspection
 from headgate.store.inspect.browsing.assets import AssetInspection
@@ -50,6 +52,11 @@ class Inspection(
     def supervisors(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[Supervisor]:
         """Return the supervisors that neither ended nor were fenced, newest first."""
         return why_facts.supervisors(tx, liveness=liveness)
+
+    @reading
+    def supervisor_statuses(self, tx: Tx, epochs: Collection[int]) -> dict[int, PublishedStatus]:
+        """Return what these supervisors say of themselves, by their epochs; those that say nothing are left out."""
+        return published(tx, epochs)
 
     @reading
     def why_task(self, tx: Tx, task: TaskRef, *, liveness: Liveness = BY_SILENCE) -> Answer:

@@ -104,6 +104,14 @@ TRIGGERS = Dashboard(
         Panel("A transaction that stores events", _quantiles(c.SLICE_SECONDS), "s"),
         Panel("Events of one such transaction", _quantiles(c.SLICE_EVENTS)),
         Panel("A turn of the loop", _quantiles(c.LOOP_TURN), "s"),
+        Panel("Streams: lag", {"{{stream}} ({{unit}})": _of(c.STREAM_LAG)}),
+        Panel("Streams: held for", {"{{stream}}": _of(c.STREAM_HELD)}, "s"),
+        Panel("Streams: messages in flight", {"{{stream}}": _of(c.STREAM_IN_FLIGHT)}),
+        Panel("Streams: messages that wait for subscribers", {"{{stream}}": _of(c.STREAM_QUEUED)}),
+        Panel("Streams: age of the oldest message in flight", {"{{stream}}": _of(c.STREAM_OLDEST)}, "s"),
+        Panel("Streams: messages advanced", {"{{outcome}}": _rate(c.STREAM_ADVANCED, "outcome")}, "ops"),
+        Panel("Streams: subscribers", {"{{state}}": f"sum by (state) ({_of(c.STREAM_SUBSCRIBERS)})"}),
+        Panel("Streams that end by errors", {"{{stream}}": f"increase({_of(c.STREAM_ENDS)}[$__rate_interval])"}),
     ),
 )
 
