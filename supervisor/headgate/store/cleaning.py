@@ -61,6 +61,7 @@ from headgate.store.tables import (
     task_stream,
     trigger,
     trigger_event,
+    trigger_run,
     triggerer,
     waiting_event,
 )
@@ -248,6 +249,7 @@ def _remove_events(tx: Tx, ids: Sequence[int]) -> Cleaned:
 def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
     rows = {
         "strike": delete_rows(tx, strike, strike.c.trigger_id, ids),
+        "trigger_run": delete_rows(tx, trigger_run, trigger_run.c.trigger_id, ids),
         "signal_wait": delete_rows(tx, signal_wait, signal_wait.c.trigger_id, ids),
         "asset_watcher": delete_rows(tx, asset_watcher, asset_watcher.c.trigger_id, ids),
         "trigger": delete_rows(tx, trigger, trigger.c.id, ids),

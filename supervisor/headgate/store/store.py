@@ -25,6 +25,7 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.db.transaction import Clock, Database, LeasedTx
 from headgate.store.db.verbs import leased
 from headgate.store.errors import EventExists, ValueRefused
+from headgate.store.facts import trigger_runs
 from headgate.store.ids import Epoch, Hold
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.signals import sending
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from headgate.store.keys import KeyVerbs
     from headgate.store.letters import LetterVerbs
     from headgate.store.signal_verbs import SignalVerbs
+
+_WITH_RUNNER = ("shutdown", "reassigned")  # reasons for which runs end that are begun again elsewhere
 
 
 class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, ChangeVerbs, RedriveVerbs):
@@ -187,6 +190,7 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
             redrives.end(tx, redriven)
             redrives.returned(tx, self._returned_from_messages(finished))
             failure_counts, struck = event_log.finish(tx, ends)
+            trigger_runs.write(tx, self._of_watchers(finished))
             # Only a run that has returned is let go here, and its task is locked already.
             if streams_of_tasks and (returned := [run.trigger_id for run in finished if run.outcome == "returned"]):
                 reopening.reopen(tx, returned)
@@ -219,6 +223,17 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         """Forget triggers that are not run here any more."""
         super().forget(trigger_ids)
         self.redriven_to.difference_update(trigger_ids)
+
+    def _of_watchers(self, finished: Sequence[FinishedTrigger]) -> list[FinishedTrigger]:
+        """Return the runs of watchers' triggers that have not just been ended together with their runner."""
+        waited_for, streams_of_tasks = self.waited_for, self.task_streams
+        return [
+            run
+            for run in finished
+            if run.trigger_id not in waited_for
+            and run.trigger_id not in streams_of_tasks
+            and run.reason not in _WITH_RUNNER
+        ]
 
     def _returned_from_messages(self, finished: Sequence[FinishedTrigger]) -> list[FinishedTrigger]:
         """Return the runs that have returned, of triggers that were given messages of dead letters."""

@@ -39,6 +39,8 @@ from headgate.store.consumer_tables import consumer as consumer
 from headgate.store.consumer_tables import consumer_letter as consumer_letter
 from headgate.store.consumer_tables import metadata as metadata
 from headgate.store.db.fact_tables import supervisor_status as supervisor_status
+from headgate.store.db.fact_tables import task_span as task_span
+from headgate.store.db.fact_tables import trigger_run as trigger_run
 from headgate.store.db.key_tables import connection as connection
 from headgate.store.db.key_tables import encryption_key as encryption_key
 from headgate.store.db.key_tables import variable as variable

@@ -95,9 +95,8 @@ class SupervisorCore:
         outage: DatabaseOutage | None = None,
         figures: Figures | None = None,
     ) -> None:
-        retry_of = settings.retry_of
         outage, figures = outage or DatabaseOutage(), figures or Figures()
-        frame_max = settings.runner.frame_bytes_max
+        retry_of, frame_max = settings.retry_of, settings.runner.frame_bytes_max
         self._store = store
         self.tasks = tasks
         self._task_logs = task_logs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, ForeignKey, Table, Text
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text
 
 from headgate.store.consumer_tables import BigId, metadata
 from headgate.store.db.times import UtcDateTime
@@ -17,4 +17,32 @@ supervisor_status = Table(
     Column("at", UtcDateTime, nullable=False),
     Column("figures", Text, nullable=False),  # `headgate.store.facts.supervisor_status`, as JSON
     CheckConstraint(f"length(figures) <= {STATUS_CHARS_MAX}", name="figures_chars"),
+)
+
+# A step of a task that has ended: when it was ready, and when it ran. With the task's own row this is its history.
+task_span = Table(
+    "task_span",
+    metadata,
+    Column("task_instance_id", BigId, ForeignKey("task_instance.id"), primary_key=True, autoincrement=False),
+    Column("ended_at", UtcDateTime, primary_key=True),
+    Column("try_number", BigInteger, nullable=False),
+    Column("ready_at", UtcDateTime),
+    Column("began_at", UtcDateTime),  # null: not known
+    Column("outcome", Text, nullable=False),  # a `headgate.store.facts.spans.StepEndName`
+)
+
+# A run of a watcher's trigger that has ended: the newest `headgate.store.facts.trigger_runs.RUNS_KEPT` of each. No
+# foreign key: what is written for people alone may not be a reason to refuse the end of a run.
+trigger_run = Table(
+    "trigger_run",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("trigger_id", BigInteger, nullable=False),
+    Column("trigger_run_id", Text, nullable=False),
+    Column("ended_at", UtcDateTime, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("events", BigInteger, nullable=False),
+    Column("error", Text),
+    Index("ix_trigger_run_trigger", "trigger_id", "id"),
+    sqlite_autoincrement=True,
 )

@@ -23,6 +23,7 @@ from headgate.store.inspect.event_log import EventInspection
 from headgate.store.inspect.letters import LetterInspection
 from headgate.store.inspect.runs import RunInspection, TaskRef
 from headgate.store.inspect.signal_places import DagPlaces, RunSignals
+from headgate.store.inspect.spans import SpanInspection
 from headgate.store.inspect.streams import StreamInspection
 from headgate.store.inspect.triggers import TriggerInspection
 from headgate.store.inspect.why_facts import BY_SILENCE, Liveness
@@ -33,6 +34,7 @@ class Inspection(
     RunInspection,
     RunSignals,
     GridInspection,
+    SpanInspection,
     TriggerInspection,
     StreamInspection,
     EventInspection,

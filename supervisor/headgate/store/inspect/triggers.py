@@ -11,6 +11,8 @@ from sqlalchemy import ColumnElement, and_, func, literal_column, or_, select
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
+from headgate.store.facts import trigger_runs
+from headgate.store.facts.trigger_runs import TriggerRunRow
 from headgate.store.ids import instance_name
 from headgate.store.inspect.dags import NEWEST_SHOWN, ROWS_PER_PAGE_MAX
 from headgate.store.inspect.strikes import StrikeLine, count_passed_over, strikes_of
@@ -316,6 +318,11 @@ class TriggerInspection(Verbs):
             signal=row.signal_key,
             signal_namespace=row.signal_namespace,
         )
+
+    @reading
+    def trigger_runs(self, tx: Tx, trigger_id: int) -> list[TriggerRunRow]:
+        """Return the newest runs of a watcher's trigger that have ended, the newest first."""
+        return trigger_runs.newest(tx, trigger_id)
 
     @reading
     def trigger_kwargs(self, tx: Tx, trigger_id: int) -> bytes:

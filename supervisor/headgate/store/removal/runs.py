@@ -21,6 +21,7 @@ from headgate.store.tables import (
     signal_start,
     signal_wait,
     task_instance,
+    task_span,
     task_stream,
     xcom,
 )
@@ -48,7 +49,7 @@ def delete_rows(tx: Tx, table: Table, column: ColumnElement[Any], ids: Sequence[
 
 
 # The rows that belong to a task, in the order in which they are deleted, before the task itself.
-_OF_TASK = (xcom, element, emitter, task_stream, signal_wait)
+_OF_TASK = (xcom, element, emitter, task_stream, signal_wait, task_span)
 _OF_RUN = (dag_run_event, signal_start, dag_signal)  # and of a run, as are its rules
 
 

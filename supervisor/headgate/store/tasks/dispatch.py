@@ -82,6 +82,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     is_endless: bool = False
     is_of_signals: bool = False  # its run is
     own: OwnValue | None = None
+    ready_at: datetime | None = None  # since when it has waited for a worker
 
     @property
     def kind(self) -> StepKind:
@@ -195,10 +196,8 @@ class DispatchVerbs(GraphVerbs):
 
     def _give(self, tx: LeasedTx, chosen: Sequence[TaskInstanceId]) -> list[TaskToRun]:
         rows = _read_tasks(tx, chosen)
-        tasks = [
-            _to_run(tx, instance, task_rows.new_token(), _deadline(tx, row), row, own)
-            for instance, row, own in zip(chosen, rows, self._own_values(tx, rows), strict=True)
-        ]
+        each = zip(chosen, rows, self._own_values(tx, rows), strict=True)
+        tasks = [_to_run(tx, id_, task_rows.new_token(), _deadline(tx, row), row, own) for id_, row, own in each]
         columns = [
             {
                 "token": task.token,
@@ -412,6 +411,7 @@ class _ToRun(NamedTuple):
     is_endless: bool
     dag_row: DagRowId
     spec_hash: str
+    scheduled_at: Any
 
 
 _own = task_instance.alias("own")
@@ -423,12 +423,11 @@ _MAP_LENGTH = (
 )
 _TO_RUN = Prepared(
     select(
-        *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.try_number),
-        *(_C.pool, _C.queue),
+        *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.try_number, _C.pool, _C.queue),
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
         *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
         *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
-        *(emitter.c.place, _MAP_LENGTH, _C.is_endless, dag.c.id, dag.c.spec_hash),
+        *(emitter.c.place, _MAP_LENGTH, _C.is_endless, dag.c.id, dag.c.spec_hash, _C.scheduled_at),
     )
     .select_from(
         task_instance.join(dag_run)
@@ -493,6 +492,7 @@ def _to_run(
         is_endless=bool(row.is_endless),
         is_of_signals=row.run_type == "signal",
         own=own,
+        ready_at=None if row.scheduled_at is None else read(tx.connection, row.scheduled_at),
     )
 
 

@@ -35,6 +35,8 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
+from headgate.store.facts import spans
+from headgate.store.facts.spans import StepEndName, StepSpan
 from headgate.store.ids import Epoch, TaskInstanceId, TryName
 from headgate.store.signals import reading as signal_log
 from headgate.store.signals import sending, subscriptions
@@ -92,7 +94,8 @@ class NotBegun(msgspec.Struct, frozen=True):
 class StepEnd(msgspec.Struct, frozen=True):
     """The end of one step, as it is to be stored. ``token`` is that of the step, ``events`` the ids of those it got.
 
-    ``map_name`` is the name of the instance that it has learned, if any. ``signals`` are sent with the outcome.
+    ``map_name`` is the name of the instance that it has learned, if any. ``signals`` are sent with the outcome. With a
+    ``span`` it is written down when the step was ready and ran.
     """
 
     id: TaskInstanceId
@@ -101,6 +104,7 @@ class StepEnd(msgspec.Struct, frozen=True):
     events: tuple[int, ...] = ()
     map_name: str | None = None
     signals: tuple[NewSignal, ...] = ()
+    span: StepSpan | None = None
 
 
 class OutcomeVerbs(Verbs):
@@ -184,6 +188,7 @@ class OutcomeVerbs(Verbs):
         stored = [end for end in in_order if new_states[end.token] is not None]
         _append(tx, stored)
         _name_instances(tx, stored)
+        spans.write(tx, [(end.id, end.span, _name_of(end.outcome)) for end in stored if end.span is not None])
         # Last, because keys are locked after tasks.
         if signals := [signal for end in stored for signal in end.signals]:
             sending.send(tx, signals)
@@ -381,6 +386,22 @@ def _lose_worker(tx: LeasedTx, end: StepEnd, lost: WorkerLost, healthy_s: float 
             return task_rows.apply(tx, task, "restarted")
         case _:
             return None  # deferred: the token is the trigger's
+
+
+def _name_of(outcome: StepOutcome | WorkerLost | NotBegun) -> StepEndName:
+    match outcome:
+        case StepSucceeded():
+            return "succeeded"
+        case StepSkipped():
+            return "skipped"
+        case StepDeferred():
+            return "deferred"
+        case StepHandled():
+            return "handled"
+        case StepFailed():
+            return "failed"
+        case _:
+            return "lost"
 
 
 def _name_instances(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:

@@ -18,6 +18,7 @@ from headgate.protocol.messages.steps import (
 )
 from headgate.protocol.messages.worker import AssetEvent, Step, StepEnded
 from headgate.scheduling.states import FAIL_METHOD
+from headgate.store.facts.spans import StepSpan
 from headgate.store.signals import sending
 from headgate.store.tasks.dispatch import TaskToRun
 from headgate.store.tasks.outcomes import NotBegun, StepEnd, WorkerLost
@@ -106,13 +107,14 @@ class End(NamedTuple):
     task: TaskToRun
     outcome: StepOutcome | WorkerLost | NotBegun
     map_name: str | None = None
+    took_s: float | None = None
 
 
 def end_of(task: TaskToRun, event: StepEnded | StepLost | StepReturned) -> End:
     """Return the end of a step as an executor reports it."""
     match event:
         case StepEnded():
-            return End(task, event.outcome, event.map_name)
+            return End(task, event.outcome, event.map_name, event.took_s)
         case StepReturned():
             return End(task, NotBegun())
         case _:
@@ -123,7 +125,8 @@ def step_end_of(end: End) -> StepEnd:
     """Return the end of a step as it is stored. Raises `ValueRefused` for signals that a step may not send."""
     said = () if isinstance(end.outcome, WorkerLost | NotBegun | StepFailed) else end.outcome.signals
     signals = tuple(sending.news_of(said, sender_of(end.task), end.task.dag_run_id)) if said else ()
-    return StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task), end.map_name, signals)
+    span = StepSpan(end.task.try_number, end.task.ready_at, end.took_s)
+    return StepEnd(end.task.id, end.task.token, end.outcome, _events_of(end.task), end.map_name, signals, span)
 
 
 def sender_of(task: TaskToRun) -> str:

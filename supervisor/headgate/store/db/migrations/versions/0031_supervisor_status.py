@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0028"
-down_revision = "0027"
+revision = "0031"
+down_revision = "0030"
 branch_labels = None
 depends_on = None
 

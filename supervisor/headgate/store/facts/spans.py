@@ -1,0 +1,67 @@
+"""When the steps of tasks were ready, and when they ran: one row for each that has ended, written with its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+import msgspec
+from sqlalchemy import bindparam, delete, select
+
+from headgate.store.db.bulk import Kind, insert_new
+from headgate.store.db.prepared import Prepared
+from headgate.store.db.times import bound
+from headgate.store.db.transaction import Tx
+from headgate.store.ids import TaskInstanceId
+from headgate.store.tables import task_span
+
+StepEndName = Literal["succeeded", "skipped", "failed", "deferred", "handled", "lost"]
+
+SPANS_KEPT = 200  # of one task: one that defers for ever does not fill the database
+# Those of a task are counted after about one of so many of its steps, so up to so many more are kept.
+PRUNED_EVERY = 64
+
+_ROW: Final = Kind(task_span, ("task_instance_id", "ended_at", "try_number", "ready_at", "began_at", "outcome"))
+_newest = (
+    select(task_span.c.ended_at)
+    .where(task_span.c.task_instance_id == bindparam("of_task"))
+    .order_by(task_span.c.ended_at.desc())
+    .offset(SPANS_KEPT)
+    .limit(1)
+    .scalar_subquery()
+)
+_PRUNE: Final = Prepared(
+    delete(task_span).where(task_span.c.task_instance_id == bindparam("of_task"), task_span.c.ended_at <= _newest)
+)
+
+
+class StepSpan(msgspec.Struct, frozen=True):
+    """A step of a try: since when it was ready, and how many seconds it ran; None if that is not known."""
+
+    try_number: int
+    ready_at: datetime | None = None
+    took_s: float | None = None
+
+
+def write(tx: Tx, ended: Sequence[tuple[TaskInstanceId, StepSpan, StepEndName]]) -> None:
+    """Write down steps that end in this transaction, with their outcomes. Repeating it changes nothing."""
+    if not ended:
+        return
+    connection, now = tx.connection, tx.now
+    ended_at = bound(connection, now)
+    rows = [
+        (
+            *(instance, ended_at, span.try_number),
+            None if span.ready_at is None else bound(connection, span.ready_at),
+            None if span.took_s is None else bound(connection, now - timedelta(seconds=span.took_s)),
+            outcome,
+        )
+        for instance, span, outcome in ended
+    ]
+    insert_new(connection, _ROW, rows, returning=("task_instance_id",))
+    # Only a task that defers, or whose stream goes on, may have so many. Which of its steps prunes is left to the time.
+    if now.microsecond // 1000 % PRUNED_EVERY == 0:
+        for instance, _, outcome in ended:
+            if outcome in ("deferred", "handled"):
+                _PRUNE.run(connection, of_task=instance)
