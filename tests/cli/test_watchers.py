@@ -153,6 +153,8 @@ def test_a_source_is_added_without_python_and_tried_as_any_other(call_database: 
     assert row_of(call_database)["classpath"] == "headgate.brokers.redis_streams.RedisStreamTrigger"
     fifo = call_database("watchers", "add", "eu", "--from", "sqs://shop/orders.fifo?visibility_s=30&accept_drop=true")
     assert (fifo.code, fifo.err) == (0, "")
+    kafka = call_database("watchers", "add", "k", "--from", "kafka://shop/orders?group=g&on_offset_lost=earliest")
+    assert (kafka.code, kafka.err) == (0, "")
     wrong = call_database("watchers", "add", "others", "--from", "redis://shop/orders?group=g&lane=none")
     assert wrong.code == 1
     assert 'lane must be "stream", "message" or "field:FIELD", not \'none\'' in wrong.err
@@ -166,7 +168,10 @@ def test_a_source_is_added_without_python_and_tried_as_any_other(call_database: 
         (["redis://shop/orders"], "it needs the argument 'group'"),
         (["redis://shop/?group=g"], "it must be SCHEME://CONNECTION/NAME"),
         (["redis:///orders?group=g"], "it must be SCHEME://CONNECTION/NAME"),
-        (["kafka://shop/orders?group=g"], "there is no source kafka://; there are redis://, nats://, postgres://"),
+        (
+            ["pulsar://shop/orders?group=g"],
+            "there is no source pulsar://; there are redis://, nats://, kafka://, postgres://",
+        ),
         (["redis://me:hunter22@host/orders?group=g"], "it names a stored connection, not an address"),
         (["redis://shop/orders?group=g&lanes=x"], "the unknown argument 'lanes'; did you mean 'lane'?"),
         (["redis://shop/orders?group=g&group=h"], "it has 'group' twice"),

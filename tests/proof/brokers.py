@@ -45,6 +45,7 @@ BROKERS: Mapping[str, bool] = {
     "nats": True,
     "sqs": False,
     "sqs-fifo": False,
+    "kafka": True,
     "mqtt": True,
     "webhook": False,
 }

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -143,6 +143,16 @@ class BrokerThread:
 
     # --- its own -------------------------------------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """Tell the broker of all outcomes that have come."""
+        self._take_outcomes()
+        while self._settle():
+            pass
+
+    def forget_lanes(self, lanes: Collection[Hashable]) -> None:
+        """Forget the messages of these lanes; their outcomes are ignored."""
+        self._held.drop(lanes)
+
     def _main(self) -> None:
         try:
             self._work_until_stopped()
@@ -217,9 +227,7 @@ class BrokerThread:
         """Whether the thread is to end. The broker knows all outcomes that came before."""
         if not self._stopping.is_set():
             return False
-        self._take_outcomes()
-        while self._settle():
-            pass
+        self.settle()
         self._producer.give_back(self._held.refs)
         return True
 
@@ -227,9 +235,7 @@ class BrokerThread:
         """Do what is due, and wait for messages or outcomes for ``poll_s`` at most."""
         producer, limits, held = self._producer, self.limits, self._held
         self._wake.clear()
-        self._take_outcomes()
-        while self._settle():
-            pass
+        self.settle()
         now = time.monotonic()
         self._hand_over(held.due(now))
         if (extend_s := producer.extend_s) is not None and held and now >= self._extend_at:

@@ -18,7 +18,7 @@ already: their earlier `Delivery` becomes *stale*, and its outcome is ignored (I
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -190,6 +190,17 @@ class HeldMessages:
             records.clear()
         self._resolved.clear()
         self.bytes = 0
+
+    def drop(self, lanes: Collection[Hashable]) -> None:
+        """Forget the messages of these lanes, which another reader has now. Deliveries become stale."""
+        for held in [held for held in self._held.values() if held.message.lane in lanes]:
+            _call_back(held)
+            del self._held[held.message.ref]
+            self.bytes -= held.message.size_bytes
+        self._resolved = deque(held for held in self._resolved if held.message.lane not in lanes)
+        for value in lanes:
+            if (lane := self._lanes.pop(value, None)) is not None:
+                self._delayed.pop(lane, None)
 
     # --- inside ----------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ newest delivery of its message (`headgate.brokers.held`).
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Collection, Hashable, Sequence
 from typing import Any, ClassVar
 
 import structlog
@@ -167,6 +167,16 @@ class ThreadedProducer(CheckedProducer):
 
     def idle(self) -> None:
         """Keep the connection alive while nothing may be received; called at least every ``poll_s`` seconds."""
+
+    # --- for a broker that gives lanes to one reader and takes them away: called within `receive` or `idle` ---------
+
+    def settle(self) -> None:
+        """Have what is resolved by now acknowledged or rejected, before lanes are given away."""
+        self._broker_thread.settle()
+
+    def forget_lanes(self, lanes: Collection[Hashable]) -> None:
+        """Forget all that is held of lanes that another reader has now: no outcome of it reaches `acknowledge`."""
+        self._broker_thread.forget_lanes(lanes)
 
     # --- the stream's side, in trio's thread ----------------------------------------------------------------------
 

@@ -70,6 +70,15 @@ SOURCES: Final[Mapping[str, Source]] = {
             **_LIMITS,
         },
     ),
+    "kafka": Source(
+        "headgate.brokers.kafka.KafkaTrigger",
+        "topic",
+        ("group",),
+        {
+            **dict.fromkeys(("group", "start", "on_offset_lost", "body", "dead_letter", "instance"), str),
+            **_LIMITS,
+        },
+    ),
     "postgres": Source(
         "headgate.brokers.postgres.PostgresOutboxTrigger",
         "table",

@@ -26,7 +26,7 @@ from headgate.testing.crash.pair import PairFailed
 from headgate.testing.crash.report import CrashTestFailed
 from headgate.testing.demo import DATABASE_VARIABLE, NOT_PROVEN, interrupt
 
-BROKERS = ("redis", "postgres", "rabbitmq", "nats")
+BROKERS = ("redis", "postgres", "rabbitmq", "nats", "kafka")
 MESSAGE_BYTES_MAX = 100_000  # the stations' own limit is for tests
 
 
@@ -82,6 +82,11 @@ def _started(broker: str, folder: Path) -> Station | None:
             node = rabbitmq_station.RabbitNode(folder, server)
             node.start()
             return rabbitmq_station.RabbitStation(node, is_quorum=broker == "rabbitmq")
+        case "kafka":
+            from headgate.testing.brokers import kafka_station
+
+            server = kafka_station.find_server()
+            return None if server is None else kafka_station.KafkaStation(folder, server)
         case "nats":
             from headgate.testing.brokers import nats_station
 

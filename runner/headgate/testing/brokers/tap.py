@@ -30,6 +30,14 @@ class AckParser(abc.ABC):
         Called in another thread than `feed`.
         """
 
+    def pass_answer(self, data: bytes) -> bytes:
+        """Return what the client gets of what the server sends: for a broker that tells its own address.
+
+        What is held back of one answer is returned with the next.
+        """
+        self.feed_answer(data)
+        return data
+
 
 class Tap:
     """Listens on a local port, and passes everything on to ``server``; `close` it.
@@ -112,7 +120,7 @@ class Tap:
             while data := source.recv(READ_BYTES_MAX):
                 self._flows.wait()
                 if is_answer:
-                    parser.feed_answer(data)
+                    data = parser.pass_answer(data)
                     if (kept := self._kept_of_answer(len(data))) is not None:
                         target.sendall(data[:kept])
                         break

@@ -38,6 +38,7 @@ class BrokerName(enum.StrEnum):
     postgres = "postgres"
     rabbitmq = "rabbitmq"
     nats = "nats"
+    kafka = "kafka"
 
 
 SUBSCRIBERS_MAX = 100  # each is a trigger of its own

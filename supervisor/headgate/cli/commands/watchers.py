@@ -35,8 +35,9 @@ MAX_DELIVERIES_HELP = (
 FROM_HELP = (
     "In place of class and kwargs, a source: redis://CONNECTION/STREAM?group=GROUP, postgres://CONNECTION/TABLE, "
     "rabbitmq://CONNECTION/QUEUE, nats://CONNECTION/STREAM?durable=CONSUMER, sqs://CONNECTION/QUEUE, "
-    "mqtt://CONNECTION/TOPIC?client_id=NAME or webhook://CONNECTION/PATH?verify=SCHEME, with the name of a stored "
-    "connection, and in the query further arguments of the trigger, such as in_flight_max=100."
+    "kafka://CONNECTION/TOPIC?group=GROUP, mqtt://CONNECTION/TOPIC?client_id=NAME or "
+    "webhook://CONNECTION/PATH?verify=SCHEME, with the name of a stored connection, and in the query further arguments "
+    "of the trigger, such as in_flight_max=100."
 )
 SIGNAL_HELP = "Each of its events is sent as a signal under this key, in the transaction that stores the event."
 NoCheckOption = Annotated[
