@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headgate.store.ids import TryName
-from headgate.supervisor.logs.task_log_files import delete_logs, file_of
+from headgate.supervisor.logs.task_log_deletion import delete_logs
+from headgate.supervisor.logs.task_log_files import file_of
 
 LONG = "r" * 300  # a run_id whose folder has a hash for a name
 

@@ -80,7 +80,7 @@ def clean(
     stops when it is back: otherwise it might store the deleted events again.
     """
     from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, UNASKED, Kind
-    from headgate.supervisor.logs.task_log_files import delete_logs
+    from headgate.supervisor.logs.task_log_deletion import delete_logs
 
     seconds = span_s(older_than, "--older-than")
     if seconds < CLEAN_AGE_MIN_S:

@@ -4,9 +4,13 @@
 
     <log_folder>/<dag_id>/<run_id>/<task_id>/<try_number>/<epoch>.jsonl
                                                           <epoch>.end-<number>.jsonl
+                                             map/<map_index // 1000>/<epoch>.jsonl
                                              map/<map_index // 1000>/<map_index>/<try_number>/...
 
-The second form is that of the instances of a mapped task. There is one folder for each try, and in it one file for
+The last two forms are those of the instances of a mapped task. A thousand of them share a *segment*, of which each try
+takes `SEGMENT_SHARE_BYTES_MAX` bytes, because to make a file costs more than all that most of them log. Its lines begin
+with the instance and the try. What a try logs beyond that is in a folder of its own. So is all of any other task: there
+is one folder for each try, and in it one file for
 each supervisor that handled the try. Each supervisor has an epoch of its own, so no two processes ever write one file,
 and many machines may share the folder. A file that has reached its limit is followed by others, of which only the last
 two are kept: they hold the end of the log.
@@ -28,6 +32,7 @@ import os
 import re
 import select
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +50,7 @@ Record = dict[str, Any]
 FILE_NAME_BYTES_MAX: Final = 255  # of every file system that we know of
 MAP_FOLDER: Final = "map"  # beside the tries of a task, which are numbers
 INSTANCES_PER_FOLDER: Final = 1000
+SEGMENT_SHARE_BYTES_MAX: Final = 64 * 1024  # of the segment, for one try
 KEPT_BYTES_MAX: Final = 160  # of a name too long for a file, before the hash that stands for the rest
 _READABLE: Final = ":+=@, "  # characters of run ids that every file system of Linux takes
 
@@ -72,6 +78,7 @@ def folder_of_run(folder: Path, dag_id: str, run_id: str) -> Path:
     return folder.joinpath(*map(file_name_of, (dag_id, run_id)))
 
 
+@lru_cache(maxsize=256)
 def folder_of_task(folder: Path, dag_id: str, run_id: str, task_id: str) -> Path:
     """Return the folder of the logs of a task, with a folder for each try."""
     return folder_of_run(folder, dag_id, run_id) / file_name_of(task_id)
@@ -90,9 +97,46 @@ def folder_of_instance(folder: Path, name: TryName) -> Path:
     return of_task / MAP_FOLDER / str(name.map_index // INSTANCES_PER_FOLDER) / str(name.map_index)
 
 
+def folder_of_segments(folder: Path, name: TryName) -> Path:
+    """Return the folder of the segments to which an instance of a mapped task belongs."""
+    return folder_of_instance(folder, name).parent
+
+
+def segment_of(folder: Path, name: TryName, epoch: int) -> Path:
+    """Return the segment that a supervisor writes for the try of an instance."""
+    return folder_of_segments(folder, name) / f"{epoch}.jsonl"
+
+
+def segment_mark(name: TryName) -> bytes:
+    """Return with what the lines of a try begin in a segment, in place of the first brace of the record."""
+    return b'{"of":"%d.%d",' % (name.map_index, name.try_number)
+
+
+def _segments_of(folder: Path, name: TryName) -> list[Path]:
+    return [] if name.map_index < 0 else [part[0] for part in parts_in(folder_of_segments(folder, name)).values()]
+
+
+def _of_instance(lines: Iterable[bytes], name: TryName) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of an instance in those of a segment, as they would be in a file of its own, with their tries."""
+    of_instance = segment_mark(name).partition(b".")[0] + b"."
+    for line in lines:
+        if line.startswith(of_instance):
+            number, _, rest = line[len(of_instance) :].partition(b'",')
+            if number.isdigit():
+                yield int(number), b"{" + rest
+
+
+def _in_segments(folder: Path, name: TryName) -> Iterator[Iterator[tuple[int, bytes]]]:
+    for segment in _segments_of(folder, name):
+        with contextlib.suppress(FileNotFoundError), segment.open("rb") as lines:
+            yield _of_instance((line.removesuffix(b"\n") for line in lines), name)
+
+
 def tries(folder: Path, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> list[int]:
     """Return the tries of a task, or of an instance of a mapped one, that have a log."""
-    return sorted(_numbers_in(folder_of_instance(folder, TryName(dag_id, run_id, task_id, 0, map_index))))
+    name = TryName(dag_id, run_id, task_id, 0, map_index)
+    found = _numbers_in(folder_of_instance(folder, name))
+    return sorted(found.union(number for lines in _in_segments(folder, name) for number, _ in lines))
 
 
 def is_try_folder(name: str) -> bool:
@@ -144,8 +188,14 @@ def read(
     yielded as far as it is there, with ``damaged: true``. Raises `OSError` for a log that cannot be read.
     """
     for number in tries(folder, dag_id, run_id, task_id, map_index) if try_number is None else [try_number]:
-        parts = parts_in(folder_of_try(folder, TryName(dag_id, run_id, task_id, number, map_index)))
-        for record in _merged([_records_of_epoch(paths.values()) for paths in parts.values()]):
+        name = TryName(dag_id, run_id, task_id, number, map_index)
+        # Segments first: of what a try has logged at one time, this was before what is in a file of its own.
+        files = [
+            iter([record_of(line) for of_try, line in lines if of_try == number])
+            for lines in _in_segments(folder, name)
+        ]
+        files += [_records_of_epoch(paths.values()) for paths in parts_in(folder_of_try(folder, name)).values()]
+        for record in _merged(files):
             yield record | {"try_number": number}
 
 
@@ -227,17 +277,19 @@ def follow(
     `LOOK_INTERVAL_S`. After it has returned true, all that was written until then is still yielded. If the last line is
     incomplete, its end is waited for.
     """
-    task = folder_of_instance(folder, TryName(dag_id, run_id, task_id, 0, map_index))
+    name = TryName(dag_id, run_id, task_id, 0, map_index)
+    task = folder_of_instance(folder, name)
     read_files: dict[Path, _Followed] = {}
     with _Watch(folder) as watch:
         is_last_look = False
         while True:
             watch.watch(task)
-            numbers = sorted(_numbers_in(task)) if try_number is None else [try_number]
-            is_anything_new = False
+            watch.watch(folder_of_segments(folder, name))
+            in_segments, is_anything_new = _new_in_segments(folder, name, read_files)
+            numbers = sorted(_numbers_in(task) | in_segments.keys()) if try_number is None else [try_number]
             for number in numbers:
                 watch.watch(task / str(number))
-                for record in _merged(_new_records(task / str(number), read_files)):
+                for record in _merged(_new_records(task / str(number), read_files, in_segments.get(number, ()))):
                     is_anything_new = True
                     yield record | {"try_number": number}
             if is_anything_new:
@@ -294,13 +346,21 @@ def read_on(folder: Path, name: TryName, cursor: str | None, *, bytes_max: int) 
     offsets = _offsets_of(cursor) if cursor else {}
     read_files: dict[Path, _Followed] = {}
     found = []
-    for number in sorted(_numbers_in(task)):
+    for path in _segments_of(folder, name):  # without a cursor from its beginning: it is one of a thousand instances
+        offset = offsets.get(f"{MAP_FOLDER}/{path.name}", 0)
+        read_files[path] = _Followed(offset, bytes_max if offset else max(bytes_max, path.stat().st_size))
+    segments = set(read_files)
+    in_segments, _ = _new_in_segments(folder, name, read_files)
+    for number in sorted(_numbers_in(task) | in_segments.keys()):
         for path in (path for paths in parts_in(task / str(number)).values() for path in paths.values()):
             offset = offsets.get(f"{number}/{path.name}", 0)
             read_files[path] = _Followed(offset, bytes_max) if cursor else _Followed.at_end(path, bytes_max)
-        for record in _merged(_new_records(task / str(number), read_files)):
+        for record in _merged(_new_records(task / str(number), read_files, in_segments.get(number, ()))):
             found.append(record | {"try_number": number})
-    behind = (f"{path.parent.name}/{path.name}={followed.offset}" for path, followed in read_files.items())
+    behind = (
+        f"{MAP_FOLDER if path in segments else path.parent.name}/{path.name}={followed.offset}"
+        for path, followed in read_files.items()
+    )
     return found, ",".join(behind)
 
 
@@ -309,18 +369,45 @@ def _offsets_of(cursor: str) -> dict[str, int]:
     for place in cursor.split(","):
         name, _, offset = place.partition("=")
         folder, _, file = name.partition("/")
-        if not (is_try_folder(folder) and is_log_file(file) and offset.isascii() and offset.isdecimal()):
+        if not (
+            (is_try_folder(folder) or folder == MAP_FOLDER)
+            and is_log_file(file)
+            and offset.isascii()
+            and offset.isdecimal()
+        ):
             raise ValueError(f"a cursor of logs is 1/4.jsonl=1200, or several of these; got {place!r}")
         offsets[name] = int(offset)
     return offsets
 
 
-def _new_records(folder: Path, read_files: dict[Path, _Followed]) -> list[Iterator[Record]]:
-    found = []
-    for paths in parts_in(folder).values():
-        lines = chain.from_iterable(read_files.setdefault(path, _Followed()).read(path) for path in paths.values())
-        found.append(iter([record for record in map(record_of, lines) if BEFORE_FIELD not in record]))
-    return found
+def _new_in_segments(
+    folder: Path, name: TryName, read_files: dict[Path, _Followed]
+) -> tuple[dict[int, list[list[bytes]]], bool]:
+    """Return the new lines of an instance in its segments, by try, and whether there were any, of others as well."""
+    found: dict[int, list[list[bytes]]] = {}
+    has_read = False
+    for path in _segments_of(folder, name):
+        lines = read_files.setdefault(path, _Followed()).read(path)
+        has_read = has_read or bool(lines)
+        of_segment: dict[int, list[bytes]] = {}
+        for number, line in _of_instance(lines, name):
+            of_segment.setdefault(number, []).append(line)
+        for number, some in of_segment.items():
+            found.setdefault(number, []).append(some)
+    return found, has_read
+
+
+def _new_records(
+    folder: Path, read_files: dict[Path, _Followed], in_segments: Iterable[list[bytes]] = ()
+) -> list[Iterator[Record]]:
+    of_files: list[Iterable[bytes]] = [
+        chain.from_iterable(read_files.setdefault(path, _Followed()).read(path) for path in paths.values())
+        for paths in parts_in(folder).values()
+    ]
+    return [
+        iter([record for record in map(record_of, lines) if BEFORE_FIELD not in record])
+        for lines in (*in_segments, *of_files)
+    ]
 
 
 class _Watch:
@@ -362,61 +449,3 @@ class _Watch:
             self._inotify.read(timeout=timeout_ms)
         else:
             select.select([], [], [], LOOK_INTERVAL_S)
-
-
-# --- deleting ------------------------------------------------------------------------------------
-
-
-def delete_logs(folder: Path, dag_id: str, run_id: str, *, is_tried_only: bool = False) -> int:
-    """Delete the logs of all tasks of a run; return the number of files. With ``is_tried_only`` delete nothing.
-
-    Only files that are logs by their place and name are deleted, and then folders that are empty; other files stay.
-    Raises `OSError` if one cannot be read or deleted.
-    """
-    run_folder = folder_of_run(folder, dag_id, run_id)
-    files = list(_logs_of(run_folder))
-    if is_tried_only:
-        return len(files)
-    for path in files:
-        path.unlink(missing_ok=True)
-    for task_folder in _folders_in(run_folder):
-        for of_tries in _folders_of_tries(task_folder):
-            for each in (*_folders_in(of_tries), of_tries):
-                _remove_if_empty(each)
-        for each in (*_folders_in(task_folder / MAP_FOLDER), task_folder / MAP_FOLDER, task_folder):
-            _remove_if_empty(each)
-    _remove_if_empty(run_folder)
-    _remove_if_empty(run_folder.parent)
-    return len(files)
-
-
-def _logs_of(run_folder: Path) -> Iterator[Path]:
-    for task_folder in _folders_in(run_folder):
-        for of_tries in _folders_of_tries(task_folder):
-            for try_folder in filter(_is_number, _folders_in(of_tries)):
-                with contextlib.suppress(FileNotFoundError):  # another process is deleting it
-                    yield from sorted(path for path in try_folder.iterdir() if is_log_file(path.name))
-
-
-def _folders_of_tries(task_folder: Path) -> Iterator[Path]:
-    """Yield the folders that hold the tries of a task: of its instances, and its own."""
-    for thousand in filter(_is_number, _folders_in(task_folder / MAP_FOLDER)):
-        yield from filter(_is_number, _folders_in(thousand))
-    yield task_folder
-
-
-def _is_number(folder: Path) -> bool:
-    return is_try_folder(folder.name)
-
-
-def _folders_in(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return []  # nothing was ever logged there, or another process has just deleted it
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()

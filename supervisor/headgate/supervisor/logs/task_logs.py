@@ -26,7 +26,16 @@ import structlog
 from headgate.store.ids import TryName
 from headgate.supervisor.config import TASK_LOG_BYTES_MAX
 from headgate.supervisor.logs.log_writer import LogWriter
-from headgate.supervisor.logs.task_log_files import BEFORE_FIELD, file_of, folder_of_try, parts_in, record_of
+from headgate.supervisor.logs.task_log_files import (
+    BEFORE_FIELD,
+    SEGMENT_SHARE_BYTES_MAX,
+    file_of,
+    folder_of_try,
+    parts_in,
+    record_of,
+    segment_mark,
+    segment_of,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +46,7 @@ RECORDS_WAITING_MAX: Final = 200_000  # records that wait for the thread: one ta
 BYTES_WAITING_MAX: Final = 64 * 1024 * 1024  # of these records
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024  # of lines that the disk refused, of all tries together
 OPEN_FILES_MAX: Final = 128  # descriptors; the one that was not written for the longest time is closed for another
+SHARES_MAX: Final = 10_000  # tries of which it is known how much they have in a segment; others begin anew
 LOSSES_MAX: Final = 1000  # tries with refused lines; of others only the number of lost records is known
 RETRY_WAIT_S: Final = 5.0  # before a disk that refused is tried again
 FLUSH_WAIT_S: Final = 0.05  # how long the end of a step waits for its log: a healthy disk takes a thousandth of this
@@ -186,6 +196,8 @@ class _Files:
         self._folder = folder
         self._bytes_max = bytes_max
         self._open: OrderedDict[_Key, _File] = OrderedDict()
+        self._segments: OrderedDict[Path, _File] = OrderedDict()
+        self._shares: OrderedDict[_Key, int] = OrderedDict()  # bytes of a try in its segment
         self._refused: dict[_Key, _Refused] = {}
         self._held_bytes = 0
         self._lost = 0  # records of tries beyond `LOSSES_MAX`
@@ -220,7 +232,9 @@ class _Files:
     def close(self) -> None:
         """Close all files."""
         while self._open:
-            self._close_oldest()
+            self._close_oldest(self._open)
+        while self._segments:
+            self._close_oldest(self._segments)
 
     def _write(self, key: _Key, lines: list[bytes], now: float) -> None:
         """Write the held lines of this try, and then these lines; hold those that the disk refuses."""
@@ -258,6 +272,7 @@ class _Files:
         """Append lines to their file, or to its end; remove the written ones from the list."""
         done = 0
         try:
+            done = self._append_to_segment(key, lines)
             while done < len(lines):
                 file = self._file_with_room(key, len(lines[done]))
                 limit = END_BYTES_MAX if file.part else self._bytes_max
@@ -274,6 +289,33 @@ class _Files:
             del lines[:done]
         return None
 
+    def _append_to_segment(self, key: _Key, lines: list[bytes]) -> int:
+        """Append to the segment of an instance as many lines as its try may have there; return their number."""
+        epoch, name = key
+        if name.map_index < 0 or not lines:
+            return 0
+        mark, share = segment_mark(name), self._shares.pop(key, 0)
+        data, done = bytearray(), 0
+        for line in lines:
+            if share + len(data) + len(mark) + len(line) > SEGMENT_SHARE_BYTES_MAX:
+                share = SEGMENT_SHARE_BYTES_MAX  # all that follows is in a file of its own
+                break
+            data += mark + line[1:]
+            done += 1
+        if data:
+            path = segment_of(self._folder, name, epoch)
+            file = self._segments.get(path)
+            if file is None:
+                if len(self._segments) >= OPEN_FILES_MAX:
+                    self._close_oldest(self._segments)
+                file = self._segments[path] = _opened(path, 0)
+            self._segments.move_to_end(path)
+            file.append(bytes(data))
+        self._shares[key] = max(share, min(share + len(data), SEGMENT_SHARE_BYTES_MAX))
+        if len(self._shares) > SHARES_MAX:
+            self._shares.popitem(last=False)
+        return done
+
     def _file_with_room(self, key: _Key, line_bytes: int) -> _File:
         file = self._open.get(key)
         if file is None:
@@ -287,15 +329,11 @@ class _Files:
 
     def _open_file(self, key: _Key) -> _File:
         if len(self._open) >= OPEN_FILES_MAX:
-            self._close_oldest()
+            self._close_oldest(self._open)
         epoch, name = key
         folder = folder_of_try(self._folder, name)
         path = file_of(self._folder, name, epoch)
-        try:
-            file = _File(path, 0)
-        except FileNotFoundError:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = _File(path, 0)
+        file = _opened(path, 0)
         if file.bytes >= self._bytes_max // 2 and (part := max(parts_in(folder)[epoch])) > 0:
             # It had been closed to open another: continue where it was.
             os.close(file.descriptor)
@@ -328,7 +366,16 @@ class _Files:
         self._open[key] = file
         return file
 
-    def _close_oldest(self) -> None:
-        _, file = self._open.popitem(last=False)
+    @staticmethod
+    def _close_oldest(files: OrderedDict[Any, _File]) -> None:
+        _, file = files.popitem(last=False)
         with contextlib.suppress(OSError):  # a network's file system may complain only now
             os.close(file.descriptor)
+
+
+def _opened(path: Path, part: int) -> _File:
+    try:
+        return _File(path, part)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _File(path, part)
