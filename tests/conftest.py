@@ -26,6 +26,7 @@ import psutil
 import psycopg
 import pytest
 from cryptography.fernet import Fernet
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
@@ -48,6 +49,10 @@ MEMORY_FREE_MIN = 6 << 30  # bytes; the largest databases of tests have one, and
 
 # Modules that tests write are changed within a second, which a file of compiled code does not tell.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+# How long an example takes, or the making of one, is no finding on a busy machine.
+settings.register_profile("busy", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
+settings.load_profile("busy")
 
 CAMPAIGN_S_MAX = 900.0  # of one test: the longest that a busy machine may take for what a quiet one does in a minute
 HUNG_S = 60.0  # a process of tests ends so long after the time limit of its test, if that did not end the test

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from sqlalchemy.engine import make_url
 from tests.integration.conftest import StartPair
-from tests.integration.pair import Pair, wait_until
+from tests.integration.pair import Pair, stored, wait_until
 from tests.processes import ends, stop
 
 from headgate.protocol.values import decode_value
@@ -40,13 +40,11 @@ def add_subscribers(store: Store, folder: Path, count: int) -> list[str]:
 
 
 def wait_progress(store: Store, events: int) -> None:
-    wait_until(lambda: len(payloads(store)) >= events, "some progress")
+    wait_until(lambda: stored(store) >= events, "some progress")
 
 
 def wait_all_stored(store: Store, names: list[str], events: int) -> None:
-    wait_until(
-        lambda: all(len(payloads(store, name)) >= events for name in names), f"{events} events for each of {names}"
-    )
+    wait_until(lambda: all(stored(store, name) >= events for name in names), f"{events} events for each of {names}")
 
 
 def assert_once_each(store: Store, names: list[str], events: int) -> None:
@@ -70,7 +68,7 @@ def runner_of(pair: Pair) -> psutil.Process | None:
 def test_a_trigger_of_a_user_runs_by_its_classpath(users_store: Store, start_pair: StartPair) -> None:
     users_store.add_watcher("counter", "users_triggers.Counter", {"count": 100})
     pair = start_pair()
-    wait_until(lambda: len(payloads(users_store, "counter")) >= 100, "the events of the counter")
+    wait_until(lambda: stored(users_store, "counter") >= 100, "the events of the counter")
     assert pair.stop() == 0
     assert payloads(users_store, "counter") == list(range(100))
     assert [row.sequence_index for row in users_store.inspect.events()] == list(range(100))
@@ -80,7 +78,7 @@ def test_a_poller_goes_on_after_its_last_stored_event(users_store: Store, start_
     users_store.add_watcher("counter", "users_triggers.Counter", {"count": 50})
     pair = start_pair()
     pid = pair.wait_ready()
-    wait_until(lambda: len(payloads(users_store)) >= 50, "the events of the counter")
+    wait_until(lambda: stored(users_store) >= 50, "the events of the counter")
     os.kill(pid, signal.SIGKILL)
     pair.wait_ready()
     assert pair.stop() == 0
@@ -100,12 +98,12 @@ def test_neither_lost_nor_stored_twice_when_the_runner_is_killed(
         died = pair.wait_log("the runner ended")
         assert "killed by SIGKILL" in died["how"]
         write_log(tmp_path / "log", events=100)
-    wait_until(lambda: len(payloads(users_store)) >= 3 * 1000, "all of them")
+    wait_until(lambda: stored(users_store) >= 3 * 1000, "all of them")
     assert pair.stop() == 0
     for name in names:
-        stored = Count((p["partition"], p["id"], p["written_at"]) for p in payloads(users_store, name))
-        assert set(stored.values()) == {1}
-        assert len(stored) == 1000
+        counts = Count((p["partition"], p["id"], p["written_at"]) for p in payloads(users_store, name))
+        assert set(counts.values()) == {1}
+        assert len(counts) == 1000
 
 
 def test_neither_lost_nor_stored_twice_when_the_supervisor_is_killed(
@@ -164,15 +162,15 @@ def test_a_log_that_is_rotated_under_a_pair_and_while_it_is_down_loses_nothing(
             for id_ in range(number * 100, number * 100 + 100):
                 file.write(b'{"id": %3d}\n' % id_)
 
-    def stored() -> int:
-        return min(len(payloads(users_store, name)) for name in names)
+    def stored_by_all() -> int:
+        return min(stored(users_store, name) for name in names)
 
     log.mkdir()
     (log / "p0.jsonl").write_bytes(b"".join(b'{"id": %3d}\n' % id_ for id_ in range(100)))
     pair = start_pair()
-    wait_until(lambda: stored() >= 20, "some progress")
+    wait_until(lambda: stored_by_all() >= 20, "some progress")
     rotate_and_write(1)
-    wait_until(lambda: stored() >= 120, "some progress in the second file")
+    wait_until(lambda: stored_by_all() >= 120, "some progress in the second file")
     assert pair.stop() == 0
     rotate_and_write(2)
     pair = start_pair()
@@ -252,7 +250,7 @@ def test_a_trigger_that_exits_ends_nobody_else(users_store: Store, start_pair: S
     users_store.add_watcher("counter", "users_triggers.Counter", {"count": 10})
     pair = start_pair(retry_wait_s="0.01")
     pair.wait_log("a trigger is started again")
-    wait_until(lambda: len(payloads(users_store, "counter")) == 10, "the neighbour's events")
+    wait_until(lambda: stored(users_store, "counter") == 10, "the neighbour's events")
     wait_until(
         lambda: all(row.failure_count >= 2 for row in users_store.inspect.triggers() if "Counter" not in row.classpath),
         "failures being counted",
@@ -273,7 +271,7 @@ def test_a_removed_watcher_is_killed_and_a_stopped_one_is_not(
     users_store.add_watcher("removed", "users_triggers.Hooked", {"folder": str(removed)})
     users_store.add_watcher("stopped", "users_triggers.Hooked", {"folder": str(stopped)})
     pair = start_pair(poll_interval_s="0.05")
-    wait_until(lambda: len(payloads(users_store)) == 2, "both to begin")
+    wait_until(lambda: stored(users_store) == 2, "both to begin")
     users_store.remove_watcher("removed")
     wait_until(lambda: (removed / "cleanup").exists(), "the hooks of the removed one")
     assert (removed / "on_kill").exists()
@@ -288,7 +286,7 @@ def test_a_trigger_that_swallows_its_cancellation_has_the_runner_replaced(
     users_store.add_watcher("counter", "users_triggers.Counter", {"count": 10})
     pair = start_pair(poll_interval_s="0.05", cancel_grace_s="0.1", hook_timeout_s="0.1", drain_s="1")
     first = pair.wait_ready()
-    wait_until(lambda: len(payloads(users_store)) == 11, "both to begin")
+    wait_until(lambda: stored(users_store) == 11, "both to begin")
     users_store.remove_watcher("stubborn")
     report = pair.wait_log("a trigger does not end")
     assert report["trigger_name"] == "stubborn"
@@ -335,12 +333,12 @@ def test_a_drain_stores_what_was_fired_and_acknowledges_it(
     pair = start_pair()
     wait_until(lambda: next(users_store.inspect.events(), None), "the first event")
     assert pair.stop() == 0
-    stored = len(payloads(users_store, name))
+    so_far = stored(users_store, name)
     again = start_pair()
     wait_all_stored(users_store, [name], 20_000)
     assert again.stop() == 0
     assert_once_each(users_store, [name], 20_000)
-    assert 0 < stored < 20_000, "it was stopped in the middle"
+    assert 0 < so_far < 20_000, "it was stopped in the middle"
     assert sum(row.redelivered for row in users_store.inspect.events()) == 0, "all that was stored was acknowledged"
 
 
@@ -378,7 +376,7 @@ def test_a_supervisor_that_was_stopped_for_too_long_leaves_and_writes_nothing_mo
     users_store.add_watcher("counter", "users_triggers.Counter", {"count": 10})
     times = {"heartbeat_s": "0.1", "lease_silence_max_s": "5", "poll_interval_s": "0.05"}
     stopped = start_pair(**times)
-    wait_until(lambda: len(payloads(users_store)) == 10, "it to begin")
+    wait_until(lambda: stored(users_store) == 10, "it to begin")
     stop(stopped.process.pid)
     other = start_pair(**times)
     other.wait_log("took over from supervisors that are gone")
