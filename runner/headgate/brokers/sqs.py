@@ -49,6 +49,7 @@ RECEIPTS_MIN: Final = 5  # that a redrive policy must allow, or it is refused
 RECEIPTS_WARNED: Final = 10
 RETENTION_S_WARNED: Final = 86_400  # a queue that drops its messages sooner is warned of
 RECEIVES_MAX: Final = 3  # calls at the same moment while there is much to receive
+FIFO_RECEIVE_S: Final = 1  # while messages are held: that their group is free again may not end the wait of a call
 TRIES_MAX: Final = 3  # of an item of a batch that SQS has failed to handle
 ATTRIBUTES_MAX: Final = 10  # of one message
 BODIES: Final = ("text", "json", "base64")
@@ -178,7 +179,7 @@ class SqsProducer(ThreadedProducer):
             return
         self._receipts_max = receipts = int(policy["maxReceiveCount"])
         place = str(policy.get("deadLetterTargetArn", "")).rpartition(":")[2]
-        moved = f"the queue moves a message to {place} when it is received for the {receipts + 1:,}. time"
+        moved = f"the queue moves a message to {place} after {receipts:,} receipts"
         if receipts < RECEIPTS_MIN and not self._accepts_drop:
             raise BrokerMisconfigured(
                 f"{self.name}: {moved}, and each runner that dies spends one (maxReceiveCount): set it to "
@@ -210,7 +211,7 @@ class SqsProducer(ThreadedProducer):
         arguments = {
             "QueueUrl": self._url,
             "MaxNumberOfMessages": count,
-            "WaitTimeSeconds": RECEIVE_S_MAX,
+            "WaitTimeSeconds": FIFO_RECEIVE_S if self._is_fifo and self._loans else RECEIVE_S_MAX,
             "VisibilityTimeout": self._visibility_s,
             "MessageAttributeNames": ["All"],
             "MessageSystemAttributeNames": list(ASKED),

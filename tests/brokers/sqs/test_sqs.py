@@ -24,7 +24,7 @@ from headgate.brokers.sqs import HELD_S_MAX, SqsProducer, SqsTrigger, _Loan
 from headgate.brokers.threaded import Received
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.reading import Reading, names, subscribers
-from headgate.testing.brokers.sqs_station import REGION, SqsAckParser, SqsStation
+from headgate.testing.brokers.sqs_station import GROUPS, REGION, SqsAckParser, SqsStation
 from headgate.testing.brokers.station import CONNECTION, wait_until
 from headgate.triggers.named_values import Connection
 
@@ -67,7 +67,7 @@ def test_a_message_of_a_fifo_queue_has_its_group_and_its_place(fifo: SqsStation)
 
 def test_messages_of_a_group_are_stored_in_order_also_after_a_failure(fifo: SqsStation) -> None:
     groups = 3
-    messages = [f"message-{40 * place + group:06d}" for place in range(8) for group in range(groups)]
+    messages = [f"message-{GROUPS * place + group:06d}" for place in range(8) for group in range(groups)]
     fifo.publish(messages)
     fails = messages[groups : 2 * groups]
     with Reading(*subscribers(fifo.trigger, 2, fails=fails), uri=fifo.uri) as read:
@@ -75,7 +75,7 @@ def test_messages_of_a_group_are_stored_in_order_also_after_a_failure(fifo: SqsS
             read.wait_stored(messages, subscriber)
             order = read.order(subscriber)
             for group in range(groups):
-                assert [name for name in order if int(name[-6:]) % 40 == group] == messages[group::groups]
+                assert [name for name in order if int(name[-6:]) % GROUPS == group] == messages[group::groups]
         wait_until(lambda: not fifo.pending(), "everything is deleted")
     assert sorted(fifo.tap.acknowledged) == sorted(messages)
 
@@ -137,8 +137,8 @@ def test_a_queue_that_may_lose_messages_is_warned_of(station: SqsStation) -> Non
     hasty = station.trigger(queue=station.name_of("hasty"), accept_drop=True).check(station.uri)
     assert hasty.problem == ""
     assert hasty.warnings == (
-        f"the queue moves a message to {station.name_of('dropped')} when it is received for the 4. time, and each "
-        f"runner that dies spends one (maxReceiveCount)",
+        f"the queue moves a message to {station.name_of('dropped')} after 3 receipts, and each runner that dies spends "
+        f"one (maxReceiveCount)",
         "a runner that stands still for 3 s has its messages delivered again",
     )
 

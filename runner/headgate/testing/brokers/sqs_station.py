@@ -30,7 +30,7 @@ from headgate.testing.brokers.tap import AckParser, Tap
 REGION: Final = "eu-west-1"
 VISIBILITY_S: Final = 3  # of the station's triggers
 RECEIPTS_MAX: Final = 1_000  # of its redrive policy
-GROUPS: Final = 40  # of a FIFO queue
+GROUPS: Final = 100  # of a FIFO queue, more than a test holds messages
 SHORT_LIMIT_BYTES: Final = 2_000  # `message_bytes_max` of its triggers
 _DELETES: Final = b"AmazonSQS.DeleteMessageBatch"
 _LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
@@ -254,7 +254,7 @@ class SqsStation(Station):
             "half a key": Refusal(half, {}, "must have an access key and its secret", me.secret),
             "no such queue": Refusal(None, {"queue": self.name_of("nothing")}, "does not exist", me.secret),
             "no such place": Refusal(None, {"dead_letter": self.name_of("nothing")}, "dead_letter", me.secret),
-            "few receipts": Refusal(None, {"queue": self.name_of("hasty")}, "for the 4. time", me.secret),
+            "few receipts": Refusal(None, {"queue": self.name_of("hasty")}, "after 3 receipts", me.secret),
             "no region": Refusal(self.uri_of(query=""), {}, "no region is known", me.secret),
             "a region that is none": Refusal(self.uri_of(query="region=a%2Fb"), {}, "region", me.secret),
             "no profile": Refusal(f"{no_key}&profile=nobody", {}, "nobody", me.secret),
