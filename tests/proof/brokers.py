@@ -40,6 +40,7 @@ from headgate.testing.crash.report import CrashReport, CrashTestFailed
 BROKERS: Mapping[str, bool] = {
     "redis": True,
     "postgres": True,
+    "kafka": True,
     "rabbitmq": True,
     "rabbitmq-classic": True,
     "nats": True,
