@@ -32,10 +32,13 @@ READ = {
     *("frames verify", "health", "help", "keys list", "metrics list", "metrics rules", "pools list", "runs list"),
     *("runs show", "signals list", "signals listen", "signals show", "status", "streams list", "streams show"),
     *("tasks list", "tasks logs", "tasks show", "triggerers list", "triggers list", "triggers show", "triggers slow"),
-    *("variables get", "variables list", "watchers list", "why"),
+    *("top", "variables get", "variables list", "watchers list", "why"),
 }
 # They run something that acts by itself, or write files, or another database; `db upgrade` may have no audit yet.
-RUN = {"demo", "examples", "frames replay", "signals serve", "triggerer", "up", "web", "db upgrade"}
+RUN = {
+    *("demo", "examples", "frames replay", "metrics dashboards", "service install", "signals serve", "triggerer", "up"),
+    *("web", "db upgrade"),
+}
 
 
 def script(letters: list[int]) -> list[tuple[str, ...]]:

@@ -110,6 +110,8 @@ def test_a_trigger_shows_the_messages_that_it_has_failed_on(call_database: Any, 
     shown = call_database("triggers", "show", "orders").out
     assert "messages that it has failed on:" in shown
     assert re.search(r"berlin:4711 +3 .* ValueError: no amount\n", shown)
+    assert [(run["outcome"], run["error"]) for run in row["runs"]] == [("failed", "ValueError: no amount")] * 5
+    assert re.search(r"its runs that have ended.*\n.*\n.*failed +\d+ +ValueError: no amount\n", shown)
 
     failing.fail(5)
     (row,) = call_database("triggers", "show", "orders", "--json").rows()

@@ -35,6 +35,8 @@ _SHOWN: tuple[Column, ...] = (
     ("failures", lambda trigger: trigger.failure_count or None),
     *("hold", "last_error", "finished_at"),
 )
+RUNS_SHOWN = 10  # of a trigger; --json has all that are kept
+_RUNS_SHOWN: tuple[Column, ...] = ("ended_at", "outcome", "events", "error")
 _STRIKES_SHOWN: tuple[Column, ...] = (
     *("key", "strikes"),
     ("kills", lambda strike: strike.kills or None),
@@ -81,16 +83,20 @@ def show(
         record |= fields(detail, [name for name in detail.__struct_fields__ if name not in ("line", "strikes")])
         if kwargs:
             record["kwargs"] = payload(store.inspect.trigger_kwargs(detail.line.id))
+        runs = store.inspect.trigger_runs(detail.line.id)
     error = record.pop("last_error")
     if detail.events == EVENTS_COUNTED_MAX and not as_json:
         record["events"] = f"more than {EVENTS_COUNTED_MAX - 1:,}"
     if as_json:
-        print_record(record | {"last_error": error, "strikes": detail.strikes}, as_json=True)
+        print_record(record | {"last_error": error, "strikes": detail.strikes, "runs": runs}, as_json=True)
         return
     print_record(record, as_json=False)
     if detail.strikes:
         print("\nmessages that it has failed on:")
         print_table(detail.strikes, _STRIKES_SHOWN)
+    if runs:
+        print("\nits runs that have ended, the newest first:")
+        print_table(runs[:RUNS_SHOWN], _RUNS_SHOWN)
     if error:
         print("\nlast error:")
         print_block(error)
