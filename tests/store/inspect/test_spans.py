@@ -101,6 +101,18 @@ def test_a_step_of_which_little_is_known_is_told_as_far_as_it_is(store: Store, q
         store.inspect.spans("etl", "r2")
 
 
+def test_a_step_whose_supervisor_is_gone_is_lost_when_it_is_adopted(store: Store, query: Query, clock: Clock) -> None:
+    timed = Timed(Tasks(store, query, retries=1, retry_delay_s=10.0), clock)
+    timed.tasks.plan()
+    clock.advance(1)
+    timed.tasks.dispatch(limit=1)
+    clock.advance(4)
+    other = register(store, pid=2)
+    assert store.fence_triggerers(other, dead=[timed.tasks.epoch]) == [timed.tasks.epoch]
+    assert store.tasks.adopt(other)
+    assert timed.phases() == [(1, "running", 1, 5, "lost"), (1, "retry wait", 5, None, None)]
+
+
 def test_a_task_keeps_the_newest_of_its_spans(
     store: Store, query: Query, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,8 @@ def _phases(rows: Sequence[Any]) -> Iterator[Phase]:
         if row.outcome is None:
             break
         ready, ended = row.ready_at, row.step_ended_at
+        if ready is not None and before is not None:
+            ready = max(ready, before.step_ended_at)  # of an adopted task only the beginning of its try is known
         began = max(filter(None, (row.began_at, ready)), default=ended)
         if before is not None:
             yield from _wait(before, ready or began)

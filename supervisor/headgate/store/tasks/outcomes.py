@@ -204,6 +204,7 @@ class OutcomeVerbs(Verbs):
         their triggers are claimed.
         """
         adopted = []
+        lost: list[tuple[TaskInstanceId, StepSpan, StepEndName]] = []
         for owner, dag_id, run_id, task_id, map_index, *row in _ORPHANS.run(tx.connection, limit=limit).fetchall():
             task = task_rows.locked_task(tx, tuple(row))
             error = ""
@@ -215,6 +216,8 @@ class OutcomeVerbs(Verbs):
                 state = task_rows.apply(tx, task, "adopted")
             name = TryName(dag_id, run_id, task_id, task.try_number, map_index)
             adopted.append(Adopted(task.id, name, state, error))
+            lost.append((task.id, StepSpan(task.try_number, task.started_at), "lost"))
+        spans.write(tx, lost)
         return adopted
 
     @reading
