@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,12 +24,18 @@ PORT = "8765"  # the server's, in the example
 REPORT = b'{"orders": 12}\n'
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """A folder of DAG files with the examples."""
-    folder = tmp_path / "dags"
+@pytest.fixture(scope="session")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples, as the command copies them."""
+    folder = tmp_path_factory.mktemp("examples") / "dags"
     subprocess.run([sys.executable, "-m", "headgate.cli", "examples", str(folder)], check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture
+def copied(examples: Path, tmp_path: Path) -> Path:
+    """A folder of DAG files with the examples, for one test."""
+    return shutil.copytree(examples, tmp_path / "dags")
 
 
 class Endpoint(ThreadingHTTPServer):
