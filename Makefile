@@ -9,6 +9,7 @@ PARALLEL := --dist worksteal --numprocesses
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-quick proof crash simulate soak streams consumers brokers fuzz bench docs check lint proto lock clean
+.PHONY: lint-style lint-mypy lint-pyright
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
@@ -53,14 +54,20 @@ docs: $(READY)  ## the tables of docs/deferral.md, from the code
 
 check: lint test proof  ## what CI runs
 
-lint: $(READY)  ## style, types, and the three-folder rule
+lint: lint-style lint-mypy lint-pyright  ## style, types, and the three-folder rule: make lint --jobs 2 --output-sync
+
+lint-style: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/codespell
 	$(VENV)/bin/validate-pyproject pyproject.toml
+
+lint-mypy: $(READY)
+	$(VENV)/bin/mypy
+
+lint-pyright: $(READY)
+	$(VENV)/bin/pyright
 
 # Installed once; again only when what is pinned or packaged has changed.
 $(READY): requirements.lock pyproject.toml
