@@ -46,7 +46,6 @@ BROKERS: Mapping[str, bool] = {
     "nats": True,
     "sqs": False,
     "sqs-fifo": False,
-    "kafka": True,
     "mqtt": True,
     "webhook": False,
 }
