@@ -11,7 +11,8 @@ import linecache
 import os
 import re
 import sys
-from types import ModuleType
+from functools import lru_cache
+from types import CodeType, ModuleType
 from typing import Final
 
 import msgspec
@@ -69,7 +70,7 @@ def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
         raise DagFileRefused(f"{path} is longer than {FILE_BYTES_MAX:,} bytes")
     module = ModuleType(module_name(path))
     module.__file__ = path
-    code = compile(source, path, "exec", dont_inherit=True)
+    code = _compiled(source, path)
     # It stays there, because dataclasses, pickle and others look up a class's module by name, also while tasks run.
     previous = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
@@ -93,6 +94,11 @@ def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
     return dags
 
 
+@lru_cache(maxsize=8)  # a worker runs the same few files again and again
+def _compiled(source: bytes, path: str) -> CodeType:
+    return compile(source, path, "exec", dont_inherit=True)
+
+
 def _add_hint(error: ModuleNotFoundError, path: str) -> None:
     """Add to the message that a module beside the DAG file is not found there, as it is in Airflow."""
     name = (error.name or "").partition(".")[0]
@@ -106,6 +112,7 @@ def _add_hint(error: ModuleNotFoundError, path: str) -> None:
             return
 
 
+@lru_cache(maxsize=1000)
 def module_name(path: str) -> str:
     """Return the module name for the file at this absolute path, which is unique to the path."""
     stem = re.sub(r"\W", "_", os.path.splitext(os.path.basename(path))[0])[:60]
