@@ -18,6 +18,7 @@ from headgate.protocol.messages.steps import Emitted, StepFailed, StepOutcome, S
 from headgate.store.errors import ValueRefused
 from headgate.store.scheduling.element_verbs import AHEAD_MAX
 from headgate.store.store import Store
+from headgate.store.tasks import elements
 from headgate.store.tasks.dispatch import TaskToRun
 from headgate.store.tasks.outcomes import StepEnd
 
@@ -187,6 +188,25 @@ def test_with_keys_an_element_is_the_one_of_its_key_in_any_order_and_try(store: 
     assert maps.elements() == list(values(1, 2, 3))
     maps.run_all()
     assert (maps.instances(), maps.ended()) == (["success"] * 3, "success")
+
+
+@pytest.mark.parametrize("have_keys", [False, True])
+def test_more_elements_than_there_may_be_are_refused_and_none_of_them_is_stored(
+    store: Store, query: Query, monkeypatch: pytest.MonkeyPatch, have_keys: bool
+) -> None:
+    monkeypatch.setattr(elements, "INSTANCES_MAX", 3)
+
+    def some(first: int, *numbers: int) -> Emitted:
+        pairs = [(number, str(number)) for number in numbers]
+        return keyed(first, *pairs) if have_keys else Emitted(first, values(*numbers))
+
+    maps = Emitting(store, query)
+    source = maps.begin()
+    assert store.tasks.emit(maps.epoch, source.id, source.token, some(0, 1, 2)) is not None
+    with pytest.raises(ValueRefused, match="it emits more than 3 elements"):
+        store.tasks.emit(maps.epoch, source.id, source.token, some(2, 3, 4))
+    assert maps.elements() == list(values(1, 2))
+    assert maps.end(source, StepSucceeded(emitted=some(2, 3))) is TaskState.SUCCESS
 
 
 def test_elements_without_keys_are_followed_by_none_with_a_key(store: Store, query: Query) -> None:

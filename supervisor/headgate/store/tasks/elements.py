@@ -51,8 +51,6 @@ def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -
     length, place = _of(tx, task.id)
     if not emitted.keys and not 0 <= emitted.first <= place:
         raise ValueRefused(f"its worker has emitted elements from {emitted.first:,} on, and the next one is {place:,}")
-    if emitted.first + len(emitted.values) > INSTANCES_MAX:
-        raise ValueRefused(f"it emits more than {INSTANCES_MAX:,} elements")
     if length and emitted.values and _has_keys(tx, task.id) != bool(emitted.keys):
         raise ValueRefused("it emits elements with keys and without: give a key to all of a task, or to none")
     new: list[KeyedValue]
@@ -62,6 +60,8 @@ def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -
         known = emitted.values[: max(length - emitted.first, 0)]
         _compare(tx, task.id, emitted.first, known)
         new = [(value, None) for value in emitted.values[len(known) :]]
+    if length + len(new) > INSTANCES_MAX:
+        raise ValueRefused(f"it emits more than {INSTANCES_MAX:,} elements")
     for position, (value, _) in enumerate(new, start=length):
         if len(value) > XCOM_BYTES_MAX:
             raise ValueRefused(f"element {position} needs {len(value):,} bytes; the limit is {XCOM_BYTES_MAX:,}")
