@@ -23,7 +23,7 @@ from benchmarks.harness import Bench, BenchFailed, Case, Figure, Figures, Option
 from headgate.store.inspect.why_facts import BY_SILENCE
 from headgate.web.app import make_app
 from headgate.web.routes import ROUTES
-from headgate.web.sessions import Sessions
+from headgate.web.sessions import MemorySessions
 from headgate.web.stores import Stores
 from headgate.web.views import Site
 
@@ -120,7 +120,7 @@ def ask(
     site = Site(
         stores=stores,
         liveness=BY_SILENCE,
-        sessions=Sessions(),
+        sessions=MemorySessions(),
         database="the benchmarks'",
         log_folder=Path(tempfile.gettempdir()) / "headgate-bench-no-logs",
         port=8780,
@@ -128,7 +128,7 @@ def ask(
     ids = names(given)
     found = {}
     client = TestClient(make_app(site), base_url=BASE)
-    client.get("/login", params={"token": site.sessions.new_link()})
+    client.get("/login", params={"token": site.links.new()})
     for named in paths():
         with around(named):
             found[named] = _ask_one(client, named.format(**ids), calls)

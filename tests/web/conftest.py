@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,35 @@ from headgate.protocol.messages.dags import TaskSpec
 from headgate.store.inspect.why_facts import BY_SILENCE
 from headgate.store.store import Store
 from headgate.web.app import make_app
-from headgate.web.sessions import Sessions
+from headgate.web.guard import cookie_name
+from headgate.web.sessions import StoredSessions, form_token
 from headgate.web.stores import Stores
 from headgate.web.views import Site
+from headgate.web.writing import Writer
 
 PORT = 8780
 BASE = f"http://127.0.0.1:{PORT}"
 CHAIN = (TaskSpec("a", "Op"), TaskSpec("b", "Op", upstream=("a",)), TaskSpec("c", "Op", upstream=("b",)))
 
+OURS = {"sec-fetch-site": "same-origin"}  # what a browser says of a form of our own
+
+
+def token_of(client: TestClient) -> str:
+    """Return what the forms of a client that has logged in send back."""
+    session = client.cookies.get(cookie_name(PORT))
+    assert session is not None
+    return form_token(session)
+
 
 @pytest.fixture
 def site(database_url: str, tmp_path: Path) -> Iterator[Site]:
     """What all requests of a test share."""
-    stores = Stores(database_url)
+    stores, writer = Stores(database_url), Writer(database_url)
     yield Site(
         stores=stores,
         liveness=BY_SILENCE,
-        sessions=Sessions(),
+        sessions=StoredSessions(stores, writer),
+        writer=writer,
         database="the tests' own",
         log_folder=tmp_path / "logs",
         port=PORT,
@@ -39,15 +52,27 @@ def site(database_url: str, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def stranger(site: Site) -> TestClient:
+def browser(site: Site) -> Iterator[Callable[[], TestClient]]:
+    """Returns a new client that has not logged in. All of a test share one application and one loop each."""
+    app = make_app(site)
+    with ExitStack() as opened:
+
+        def new() -> TestClient:
+            return opened.enter_context(TestClient(app, base_url=BASE, follow_redirects=False))
+
+        yield new
+
+
+@pytest.fixture
+def stranger(browser: Callable[[], TestClient]) -> TestClient:
     """A client that has not logged in."""
-    return TestClient(make_app(site), base_url=BASE, follow_redirects=False)
+    return browser()
 
 
 @pytest.fixture
 def client(site: Site, stranger: TestClient) -> TestClient:
     """A client that has logged in."""
-    answer = stranger.get("/login", params={"token": site.sessions.new_link()})
+    answer = stranger.get("/login", params={"token": site.links.new()})
     assert answer.status_code == 303
     return stranger
 

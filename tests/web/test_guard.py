@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
-import pytest
 from starlette.testclient import TestClient
-from tests.web.conftest import BASE
+from tests.web.conftest import BASE, OURS, token_of
 
 from headgate.web.app import make_app
 from headgate.web.guard import HEADERS, LOGIN
 from headgate.web.routes import ROUTES, Route
+from headgate.web.sessions import form_token
 from headgate.web.views import Site
 
 ANYTHING = "1"  # in place of each part of a path
@@ -33,37 +35,42 @@ def test_every_path_and_method_is_there_once() -> None:
 
 
 def test_only_logging_in_is_for_nobody() -> None:
-    assert [by_path(route) for route in ROUTES if route.role == "nobody"] == ["GET /login", "POST /login/link"]
+    assert [by_path(route) for route in ROUTES if route.role == "nobody"] == [
+        "GET /login",
+        "POST /login",
+        "POST /login/link",
+    ]
 
 
-@pytest.mark.parametrize("route", BEHIND_LOGIN, ids=by_path)
-def test_a_stranger_is_sent_to_the_login(stranger: TestClient, route: Route) -> None:
-    answer = stranger.request(route.method, path_of(route), headers={"sec-fetch-site": "same-origin"})
-    assert answer.status_code == 303
-    assert answer.headers["location"].startswith(LOGIN)
-    if route.is_list:
-        assert stranger.get(f"{path_of(route)}.json").status_code == 401
+def test_a_stranger_is_sent_to_the_login(stranger: TestClient) -> None:
+    for route in BEHIND_LOGIN:
+        answer = stranger.request(route.method, path_of(route), headers=OURS)
+        assert answer.status_code == 303, route
+        assert answer.headers["location"].startswith(LOGIN)
+        if route.is_list:
+            assert stranger.get(f"{path_of(route)}.json").status_code == 401
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=by_path)
-def test_another_host_is_refused_before_anything_else(client: TestClient, route: Route) -> None:
-    for host in ("evil.example", "127.0.0.1.evil.example:8780", "10.0.0.1:8780", ""):
-        answer = client.request(route.method, path_of(route), headers={"host": host})
-        assert answer.status_code == 421, host
-        assert "set-cookie" not in answer.headers
+def test_another_host_is_refused_before_anything_else(client: TestClient) -> None:
+    for route in ROUTES:
+        for host in ("evil.example", "127.0.0.1.evil.example:8780", "10.0.0.1:8780", ""):
+            answer = client.request(route.method, path_of(route), headers={"host": host})
+            assert answer.status_code == 421, (host, route)
+            assert "set-cookie" not in answer.headers
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8780", "localhost:8780", "[::1]:8780", "localhost", "127.8.9.1"])
-def test_the_names_of_this_machine_are_taken(client: TestClient, host: str) -> None:
-    assert client.get("/runs.json", headers={"host": host}).status_code == 200
+def test_the_names_of_this_machine_are_taken(client: TestClient) -> None:
+    for host in ("127.0.0.1:8780", "localhost:8780", "[::1]:8780", "localhost", "127.8.9.1"):
+        assert client.get("/runs.json", headers={"host": host}).status_code == 200, host
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=by_path)
-def test_every_answer_has_the_headers(client: TestClient, stranger: TestClient, route: Route) -> None:
-    for one in (client, stranger):
-        answer = one.request(route.method, path_of(route), headers={"sec-fetch-site": "same-origin"})
-        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
-        assert answer.headers["cache-control"] == "no-store"
+def test_every_answer_has_the_headers(client: TestClient, browser: Callable[[], TestClient]) -> None:
+    stranger = browser()
+    for route in sorted(ROUTES, key=lambda route: route.path == "/logout"):
+        for one in (client, stranger):
+            answer = one.request(route.method, path_of(route), headers=OURS)
+            assert {name: answer.headers[name] for name in HEADERS} == HEADERS, route
+            assert answer.headers["cache-control"] == "no-store"
 
 
 def test_the_policy_allows_nothing_from_elsewhere_and_nothing_inline() -> None:
@@ -73,30 +80,39 @@ def test_the_policy_allows_nothing_from_elsewhere_and_nothing_inline() -> None:
     assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
 
 
-@pytest.mark.parametrize("route", POSTS, ids=by_path)
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-        {"sec-fetch-site": "none"},
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"sec-fetch-site": "cross-site", "origin": BASE},
-    ],
-    ids=str,
+FOREIGN: tuple[dict[str, str], ...] = (
+    {},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+    {"sec-fetch-site": "none"},
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site", "origin": BASE},
 )
-def test_a_form_of_another_site_is_refused(client: TestClient, route: Route, headers: dict[str, str]) -> None:
-    assert client.post(path_of(route), headers=headers).status_code == 403
+
+
+def test_a_form_of_another_site_is_refused(client: TestClient) -> None:
+    for route in POSTS:
+        for headers in FOREIGN:
+            answer = client.post(path_of(route), headers=headers, data={"token": token_of(client)})
+            assert answer.status_code == 403, (route, headers)
+
+
+def test_a_form_of_another_session_is_refused(client: TestClient) -> None:
+    for route in POSTS:
+        if route.role != "nobody":
+            for token in ({}, {"token": ""}, {"token": form_token("another")}):
+                answer = client.post(path_of(route), headers=OURS, data=token)
+                assert (answer.status_code, "of another session" in answer.text) == (403, True), route
 
 
 def test_an_old_browser_may_say_by_origin_that_a_form_is_ours(client: TestClient) -> None:
-    assert client.post("/logout", headers={"origin": BASE}).status_code == 303
+    data = {"token": token_of(client)}
+    assert client.post("/logout", headers={"origin": BASE}, data=data).status_code == 303
 
 
 def test_logging_in_and_out(stranger: TestClient, site: Site) -> None:
-    link = {"token": site.sessions.new_link()}
+    link = {"token": site.links.new()}
     answer = stranger.get("/login", params=link)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"]
@@ -105,32 +121,33 @@ def test_logging_in_and_out(stranger: TestClient, site: Site) -> None:
     assert "SameSite=lax" in cookie
     assert stranger.get("/runs").status_code == 200
     assert stranger.get("/login", params=link).status_code == 403
-    assert stranger.post("/logout", headers={"sec-fetch-site": "same-origin"}).headers["location"] == LOGIN
+    data = {"token": token_of(stranger)}
+    assert stranger.post("/logout", headers=OURS, data=data).headers["location"] == LOGIN
     assert stranger.get("/runs").status_code == 303
 
 
 def test_after_the_login_one_is_where_one_wanted_to_be(stranger: TestClient, site: Site) -> None:
     answer = stranger.get("/runs?state=failed&dag=a%26b")
     assert answer.headers["location"] == "/login?next=%2Fruns%3Fstate%3Dfailed%26dag%3Da%2526b"
-    wanted = {"token": site.sessions.new_link(), "next": "/runs?state=failed"}
+    wanted = {"token": site.links.new(), "next": "/runs?state=failed"}
     assert stranger.get("/login", params=wanted).headers["location"] == "/runs?state=failed"
 
 
-@pytest.mark.parametrize("place", ["//evil.example", "http://evil.example", "/\\evil.example", "evil", ""])
-def test_a_login_leads_to_no_other_site(stranger: TestClient, site: Site, place: str) -> None:
-    answer = stranger.get("/login", params={"token": site.sessions.new_link(), "next": place})
-    assert answer.headers["location"] == "/"
+def test_a_login_leads_to_no_other_site(stranger: TestClient, site: Site) -> None:
+    for place in ("//evil.example", "http://evil.example", "/\\evil.example", "evil", ""):
+        answer = stranger.get("/login", params={"token": site.links.new(), "next": place})
+        assert answer.headers["location"] == "/", place
 
 
 def test_another_link_is_printed_and_not_sent(site: Site) -> None:
     printed: list[str] = []
     asked = msgspec.structs.replace(site, print_link=printed.append)
     browser = TestClient(make_app(asked), base_url=BASE, follow_redirects=False)
-    answer = browser.post("/login/link", headers={"sec-fetch-site": "same-origin"})
+    answer = browser.post("/login/link", headers=OURS)
     assert answer.headers["location"] == "/login?said=printed"
     assert len(printed) == 1
     assert printed[0] not in answer.text + str(answer.headers)
-    assert browser.post("/login/link", headers={"sec-fetch-site": "same-origin"}).headers["location"].endswith("wait")
+    assert browser.post("/login/link", headers=OURS).headers["location"].endswith("wait")
     assert browser.get("/login", params={"token": printed[0]}).status_code == 303
 
 

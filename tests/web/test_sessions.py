@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.store.access.users import SESSION_IDLE_S_MAX, SESSION_S_MAX
 from headgate.web.sessions import (
     LINK_PAUSE_S,
     LINK_S_MAX,
     LINKS_MAX,
-    SESSION_IDLE_S_MAX,
-    SESSION_S_MAX,
     SESSIONS_MAX,
-    Sessions,
+    Links,
+    MemorySessions,
+    form_token,
+    is_form_token,
 )
 
 
@@ -31,91 +33,100 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sessions(clock: Clock) -> Sessions:
-    return Sessions(clock)
+def links(clock: Clock) -> Links:
+    return Links(clock)
 
 
-def log_in(sessions: Sessions) -> str:
-    session = sessions.log_in(sessions.new_link())
-    assert session is not None
-    return session
+@pytest.fixture
+def sessions(clock: Clock) -> MemorySessions:
+    return MemorySessions(clock=clock)
 
 
-def test_a_link_logs_in_once(sessions: Sessions) -> None:
-    token = sessions.new_link()
-    session = sessions.log_in(token)
-    assert session is not None
-    assert sessions.is_open(session)
-    assert sessions.log_in(token) is None
+def log_in(sessions: MemorySessions) -> str:
+    return sessions.begin_local("127.0.0.1")
 
 
-def test_a_link_ends_after_a_minute(sessions: Sessions, clock: Clock) -> None:
-    token = sessions.new_link()
+def test_a_link_is_used_once(links: Links) -> None:
+    token = links.new()
+    assert links.use(token)
+    assert not links.use(token)
+    assert not links.use("")
+
+
+def test_a_link_ends_after_a_minute(links: Links, clock: Clock) -> None:
+    token = links.new()
     clock.now += LINK_S_MAX + 1
-    assert sessions.log_in(token) is None
+    assert not links.use(token)
 
 
-def test_nothing_else_logs_in(sessions: Sessions) -> None:
+def test_nothing_else_is_a_session(sessions: MemorySessions) -> None:
     session = log_in(sessions)
-    assert sessions.log_in("") is None
-    assert sessions.log_in(session) is None
-    assert not sessions.is_open("")
-    assert not sessions.is_open(session[:-1])
+    assert sessions.log_in("local", session, "127.0.0.1") is None
+    assert sessions.find("") is None
+    assert sessions.find(session[:-1]) is None
 
 
-def test_a_session_that_is_used_goes_on_for_a_week(sessions: Sessions, clock: Clock) -> None:
+def test_a_form_is_of_one_session(sessions: MemorySessions) -> None:
+    first, second = log_in(sessions), log_in(sessions)
+    assert is_form_token(first, form_token(first))
+    assert not is_form_token(first, form_token(second))
+    assert not is_form_token(first, "")
+    assert first not in form_token(first)
+
+
+def test_a_session_that_is_used_goes_on_for_a_week(sessions: MemorySessions, clock: Clock) -> None:
     session, began = log_in(sessions), clock.now
     while clock.now + SESSION_IDLE_S_MAX - 1 <= began + SESSION_S_MAX:
         clock.now += SESSION_IDLE_S_MAX - 1
-        assert sessions.is_open(session)
+        assert sessions.find(session)
     clock.now += SESSION_IDLE_S_MAX - 1
-    assert not sessions.is_open(session)
+    assert not sessions.find(session)
 
 
-def test_a_session_that_is_not_used_ends(sessions: Sessions, clock: Clock) -> None:
+def test_a_session_that_is_not_used_ends(sessions: MemorySessions, clock: Clock) -> None:
     session = log_in(sessions)
     clock.now += SESSION_IDLE_S_MAX + 1
-    assert not sessions.is_open(session)
+    assert not sessions.find(session)
     clock.now -= SESSION_IDLE_S_MAX
-    assert not sessions.is_open(session)
+    assert not sessions.find(session)
 
 
-def test_logging_out_ends_one_session(sessions: Sessions) -> None:
+def test_logging_out_ends_one_session(sessions: MemorySessions) -> None:
     first, second = log_in(sessions), log_in(sessions)
     sessions.end(first)
-    assert not sessions.is_open(first)
-    assert sessions.is_open(second)
+    assert not sessions.find(first)
+    assert sessions.find(second)
 
 
-def test_the_oldest_link_goes_first(sessions: Sessions) -> None:
-    tokens = [sessions.new_link() for _ in range(LINKS_MAX + 1)]
-    assert sessions.log_in(tokens[0]) is None
-    assert all(sessions.log_in(token) for token in tokens[1:])
+def test_the_oldest_link_goes_first(links: Links) -> None:
+    tokens = [links.new() for _ in range(LINKS_MAX + 1)]
+    assert not links.use(tokens[0])
+    assert all(links.use(token) for token in tokens[1:])
 
 
-def test_the_session_that_is_idle_for_longest_goes_first(sessions: Sessions, clock: Clock) -> None:
+def test_the_session_that_is_idle_for_longest_goes_first(sessions: MemorySessions, clock: Clock) -> None:
     opened = []
     for _ in range(SESSIONS_MAX):
         clock.now += 1
         opened.append(log_in(sessions))
     clock.now += 1
-    assert sessions.is_open(opened[0])
+    assert sessions.find(opened[0])
     clock.now += 1
     newest = log_in(sessions)
-    assert sessions.is_open(newest)
-    assert sessions.is_open(opened[0])
-    assert not sessions.is_open(opened[1])
+    assert sessions.find(newest)
+    assert sessions.find(opened[0])
+    assert not sessions.find(opened[1])
 
 
-def test_a_browser_gets_no_link_a_moment_after_another(sessions: Sessions, clock: Clock) -> None:
-    assert sessions.asked_link() is not None
-    assert sessions.asked_link() is None
+def test_a_browser_gets_no_link_a_moment_after_another(links: Links, clock: Clock) -> None:
+    assert links.asked() is not None
+    assert links.asked() is None
     clock.now += LINK_PAUSE_S
-    assert sessions.asked_link() is not None
+    assert links.asked() is not None
 
 
-def test_tokens_are_kept_as_hashes_only(sessions: Sessions) -> None:
-    token, session = sessions.new_link(), log_in(sessions)
-    kept = repr(vars(sessions))
+def test_tokens_are_kept_as_hashes_only(sessions: MemorySessions, links: Links) -> None:
+    token, session = links.new(), log_in(sessions)
+    kept = repr(vars(sessions)) + repr(vars(links))
     assert token not in kept
     assert session not in kept

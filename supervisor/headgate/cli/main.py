@@ -42,6 +42,7 @@ from headgate.cli.commands import (
     triggerer,
     triggers,
     up,
+    users,
     values,
     watchers,
     web,
@@ -93,6 +94,7 @@ app.add_typer(metrics.app, name="metrics", rich_help_panel=usage.MAINTAIN)
 app.add_typer(service.app, name="service", rich_help_panel=usage.MAINTAIN)
 app.add_typer(database.app, name="db", rich_help_panel=usage.MAINTAIN)
 app.add_typer(audit.app, name="audit", rich_help_panel=usage.MAINTAIN)
+app.add_typer(users.app, name="users", rich_help_panel=usage.MAINTAIN)
 app.add_typer(keys.app, name="keys", rich_help_panel=usage.MAINTAIN)
 app.add_typer(configuration.app, name="config", rich_help_panel=usage.MAINTAIN)
 app.add_typer(frames.app, name="frames", rich_help_panel=usage.MAINTAIN)

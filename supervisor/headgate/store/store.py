@@ -44,6 +44,7 @@ from headgate.store.triggers.strikes import StrikeVerbs
 from headgate.store.triggers.watchers import WatcherVerbs
 
 if TYPE_CHECKING:
+    from headgate.store.access.users import AccessVerbs
     from headgate.store.cleaning import CleaningVerbs
     from headgate.store.consuming.consumers import ConsumerVerbs
     from headgate.store.inspect.inspection import Inspection
@@ -107,6 +108,13 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         from headgate.store.keys import KeyVerbs
 
         return KeyVerbs(self.database)
+
+    @cached_property
+    def access(self) -> AccessVerbs:
+        """The verbs of users and sessions of the pages."""
+        from headgate.store.access.users import AccessVerbs
+
+        return AccessVerbs(self.database)
 
     @cached_property
     def letters(self) -> LetterVerbs:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import jinja2
 import structlog
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -17,15 +18,22 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route as Endpoint
 
 from headgate.presentation.values import json_line, readable
-from headgate.store.errors import NoSuchInstance, NoSuchRow, NoSuchWatcher, StoreError
+from headgate.store.access.audit import Actor
+from headgate.store.access.users import User
+from headgate.store.errors import DatabaseAway, NoSuchInstance, NoSuchRow, NoSuchWatcher, StoreError
 from headgate.web import rendering
-from headgate.web.guard import Guard, cookie_name
+from headgate.web.acts import may
+from headgate.web.guard import Guard, cookie_name, session_of, to_login
 from headgate.web.routes import ROUTES, Route
+from headgate.web.sessions import form_token, is_form_token
 from headgate.web.views import ROWS_PER_PAGE, Answer, BadRequest, Listing, Page, Site, View
 
 log = structlog.get_logger(__name__)
 
 NOT_FOUND = (NoSuchRow, NoSuchInstance, NoSuchWatcher)
+FORM_BYTES_MAX = 256 * 1024
+FIELDS_MAX = 100
+PAYLOADS = frozenset({"payload", "payload_head", "conf", "value", "edited_payload"})  # for operators alone
 STATIC_CACHE = "public, max-age=31536000, immutable"  # its URL has its hash
 
 
@@ -36,10 +44,14 @@ def make_app(site: Site, routes: tuple[Route, ...] = ROUTES) -> Starlette:
     for route in routes:
         if route.is_list:
             endpoints.append(Endpoint(f"{route.path}.json", pages.endpoint(route, as_json=True), methods=["GET"]))
-        endpoints.append(Endpoint(route.path, pages.endpoint(route), methods=[route.method]))
+        if route.action is not None and site.writer is None:
+            continue  # nobody may do anything
+        answer = pages.endpoint(route)
+        endpoint = answer if route.method == "GET" else pages.taking_form(answer)
+        endpoints.append(Endpoint(route.path, endpoint, methods=[route.method]))
     return Starlette(
         routes=endpoints,
-        middleware=[Middleware(Guard, sessions=site.sessions, cookie=cookie_name(site.port))],
+        middleware=[Middleware(Guard)],
         exception_handlers={HTTPException: pages.http_error},
     )
 
@@ -58,26 +70,88 @@ class _Pages:
             self._static, menu=menu, database=site.database, rows_per_page=ROWS_PER_PAGE
         )
 
-    def endpoint(self, route: Route, *, as_json: bool = False) -> Callable[[Request], Response]:
+    def endpoint(self, route: Route, *, as_json: bool = False) -> Callable[..., Response]:
         """Return the function of a route, which is called in a thread."""
 
-        def answer(request: Request) -> Response:
+        def answer(request: Request, form: Mapping[str, str] | None = None) -> Response:
             request.scope["headgate.is_json"] = as_json
             try:
+                session = session_of(request.headers, cookie_name(self._site.port))
+                user = None if route.role == "nobody" else self._site.sessions.find(session)
+                refusal = self._refusal(request, route, user, session, form)
+                if refusal is not None:
+                    return refusal
+                if route.action is not None:
+                    return self._act(request, route, user, form)
                 with self._site.stores.one() if route.reads else nullcontext() as store:
-                    view = View(request, self._site, None if store is None else store.inspect)
+                    view = View(request, self._site, None if store is None else store.inspect, user=user, form=form)
                     return self._response(view, route.handler(view), route)
             except BadRequest as error:
                 return self._error(request, 400, "This is not what was expected", str(error))
             except NOT_FOUND as error:
                 return self._error(request, 404, "There is no such thing", str(error))
+            except DatabaseAway as error:
+                log.warning("a page could not be made", path=request.url.path, error=str(error))
+                return self._error(request, 503, "The database does not answer as it should", str(error))
             except StoreError as error:
+                if route.action is not None:  # the verb says why it refuses
+                    return self._error(request, 409, "This cannot be done", str(error))
                 log.warning("a page could not be made", path=request.url.path, error=str(error))
                 return self._error(request, 503, "The database does not answer as it should", str(error))
             except Exception as error:  # here, so that also this answer has the headers of `headgate.web.guard`
                 return self._fault(request, error)
 
         return answer
+
+    @staticmethod
+    def taking_form(answer: Callable[..., Response]) -> Callable[[Request], Awaitable[Response]]:
+        """Return the function of a route that is sent a form."""
+
+        async def take(request: Request) -> Response:
+            body = bytearray()
+            async for part in request.stream():
+                body += part
+                if len(body) > FORM_BYTES_MAX:
+                    text = f"the form has more than {FORM_BYTES_MAX:,} bytes\n"
+                    return PlainTextResponse(text, status_code=413)
+            try:
+                pairs = parse_qsl(
+                    body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX
+                )
+            except ValueError:
+                return PlainTextResponse("this is no form of these pages\n", status_code=400)
+            return await run_in_threadpool(answer, request, dict(pairs))
+
+        return take
+
+    def _refusal(
+        self, request: Request, route: Route, user: User | None, session: str, form: Mapping[str, str] | None
+    ) -> Response | None:
+        """Return the answer to a request that its user may not make; None if it may be made."""
+        if route.role == "nobody":
+            return None
+        if user is None:
+            return to_login(request)
+        request.scope["headgate.user"] = user
+        request.scope["headgate.form_token"] = form_token(session)
+        if not may(user.role, route.role):
+            text = f"This is for the role {route.role}; {user.name} has the role {user.role}."
+            return self._error(request, 403, "You may not do this", text)
+        if route.method == "POST" and not is_form_token(session, (form or {}).get("token", "")):
+            return self._error(
+                request, 403, "This form is of another session", "Load the page again, and send its form."
+            )
+        return None
+
+    def _act(self, request: Request, route: Route, user: User | None, form: Mapping[str, str] | None) -> Response:
+        """Do what a form asks for, in a store that is opened for it."""
+        assert user is not None
+        assert self._site.writer is not None, "there is no such route without it"
+        client = request.client
+        actor = Actor(user.name, user.role, "web", None if client is None else client.host)
+        with self._site.writer.store(actor) as store:
+            view = View(request, self._site, store.inspect, user=user, form=form, store=store)
+            return self._response(view, route.handler(view), route)
 
     def static(self, request: Request) -> Response:
         """Return a file that pages use."""
@@ -106,6 +180,8 @@ class _Pages:
                 return self._json(view, answer)
             answer = Page(answer.template, answer.title, self._list_values(view, answer, route))
         values = answer.values | {"as_of": view.now if route.reads else None}
+        if route.reads and route.method == "GET" and (act_id := view.number("act")) is not None:
+            values["did"] = view.inspect.act(act_id)
         return self._html(request, answer.template, answer.title, values, status=answer.status, lives=answer.lives)
 
     def _list_values(self, view: View, listing: Listing, route: Route) -> dict[str, Any]:
@@ -122,7 +198,8 @@ class _Pages:
         }
 
     def _json(self, view: View, listing: Listing) -> Response:
-        rows = [rendering.masked(readable(row)) for row in listing.rows]
+        hidden = frozenset() if view.may("operator") else PAYLOADS
+        rows = [rendering.masked(_without(readable(row), hidden)) for row in listing.rows]
         told = {"as_of": view.now.isoformat(), "rows": rows, "next_beyond": listing.next_beyond}
         return Response(json_line(told), media_type="application/json")
 
@@ -138,8 +215,11 @@ class _Pages:
             "asked": request.query_params.get("q"),
             "url": url,
             "lives": lives,
+            "user": request.scope.get("headgate.user"),
+            "form_token": request.scope.get("headgate.form_token", ""),
         }
-        values.setdefault("as_of", None)
+        for name in ("as_of", "did", "acts"):
+            values.setdefault(name, None)
         try:
             body = self._templates.get_template(template).render(values)
         except jinja2.TemplateError as error:
@@ -149,6 +229,9 @@ class _Pages:
     def _fault(self, request: Request, error: Exception) -> Response:
         """Answer a request whose page has a mistake, which the log tells."""
         log.error("a page failed", path=request.url.path, exc_info=error)
+        if request.scope.get("headgate.has_failed"):  # that of the error, too
+            return PlainTextResponse("this page has a mistake\n", status_code=500)
+        request.scope["headgate.has_failed"] = True
         return self._error(request, 500, "This page has a mistake", "The log of this process has its traceback.")
 
     def _error(self, request: Request, status: int, title: str, text: str) -> Response:
@@ -156,6 +239,10 @@ class _Pages:
         if request.scope.get("headgate.is_json") or request.url.path.endswith(".json"):
             return JSONResponse({"error": text}, status_code=status)
         return self._html(request, "error.html", title, {"text": text}, status=status, lives=False)
+
+
+def _without(row: Any, names: Collection[str]) -> Any:
+    return {name: value for name, value in row.items() if name not in names} if isinstance(row, dict) else row
 
 
 def _with_query(path: str, query: dict[str, str]) -> str:

@@ -1,8 +1,9 @@
-"""What every request passes before any page: the Host, the login, and the headers of every answer.
+"""What every request passes before any page: the Host, the site it comes from, and the headers of every answer.
 
 - The Host must name this machine. Another one is a name that somebody has made to point here, so that a page of theirs
   may read ours (DNS rebinding).
-- A route that is not open needs a session. A request that could change something must come from our own pages.
+- A request that could change something must come from our own pages. That its user may do it is seen to where routes
+  are answered (`headgate.web.app`).
 - No answer may be framed, guessed at or kept, and no script, style or connection but our own is allowed.
 """
 
@@ -12,11 +13,11 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headgate.supervisor.metrics.address import is_loopback
-from headgate.web.sessions import Sessions
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -31,7 +32,6 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 LOGIN = "/login"
-OPEN_PREFIXES = ("/static/",)  # and `LOGIN` with what is below it
 
 
 def cookie_name(port: int) -> str:
@@ -39,21 +39,16 @@ def cookie_name(port: int) -> str:
     return f"headgate-{port}"
 
 
-def is_open(path: str) -> bool:
-    """Whether a path can be seen without a session."""
-    return path == LOGIN or path.startswith((f"{LOGIN}/", *OPEN_PREFIXES))
-
-
 class Guard:
     """Passes requests on to an application, if they may be."""
 
-    def __init__(self, app: ASGIApp, *, sessions: Sessions, cookie: str) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._sessions = sessions
-        self._cookie = cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
         if scope["type"] != "http":
             return
 
@@ -69,20 +64,23 @@ class Guard:
         await (self._app if refusal is None else refusal)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers, path = Headers(scope=scope), scope["path"]
+        headers = Headers(scope=scope)
         if not _is_this_machine(headers.get("host")):
             return PlainTextResponse("the Host of the request is not this machine\n", status_code=421)
         if scope["method"] not in ("GET", "HEAD") and not _is_from_here(headers):
             return PlainTextResponse("the request does not come from a page of this server\n", status_code=403)
-        if is_open(path) or self._sessions.is_open(session_of(headers, self._cookie)):
-            return None
-        if path.endswith(".json"):
-            return JSONResponse({"error": "log in first"}, status_code=401)
-        if headers.get("hx-request") == "true":
-            return Response(status_code=401, headers={"HX-Redirect": LOGIN})
-        query = scope["query_string"].decode("latin-1")
-        wanted = path + (f"?{query}" if query else "")
-        return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}", status_code=303)
+        return None
+
+
+def to_login(request: Request) -> Response:
+    """Send somebody who has not logged in to do so."""
+    if request.url.path.endswith(".json"):
+        return JSONResponse({"error": "log in first"}, status_code=401)
+    if request.headers.get("hx-request") == "true":
+        return Response(status_code=401, headers={"HX-Redirect": LOGIN})
+    query = request.url.query
+    wanted = request.url.path + (f"?{query}" if query else "")
+    return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}" if request.method == "GET" else LOGIN, 303)
 
 
 def session_of(headers: Headers, cookie: str) -> str:

@@ -1,7 +1,7 @@
 """The one table of all routes: the application is built from it, and tests walk through it.
 
-A role is the least one that may see the page. Until there are users, whoever has opened the link that was printed has
-all of them.
+A role is the least one that may see the page, or do what its form asks for. What nobody but an operator may see of a
+page that viewers see, payloads above all, the page leaves out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from typing import Literal
 
 import msgspec
 
+from headgate.store.access.audit import Action, Role
+from headgate.web.acts import ACTS, act_path
 from headgate.web.pages import (
     account,
+    acting,
+    audit,
     dags,
     events,
     machines,
@@ -25,14 +29,13 @@ from headgate.web.pages import (
 )
 from headgate.web.views import Handler
 
-Role = Literal["nobody", "viewer", "operator", "admin"]
-
 
 class Route(msgspec.Struct, frozen=True):
     """One route. ``path`` is as Starlette takes it.
 
     ``is_list``: its function returns a `Listing`, which is also at ``path`` + ``.json``. ``nav`` is the heading under
-    which the menu has it, and ``title`` its words there; "": it is not in the menu. ``reads``: it is given a store.
+    which the menu has it, and ``title`` its words there; "": it is not in the menu. ``reads``: it is given queries.
+    ``action``: what it does, in a store that is opened for it; there is no such route where nobody may do anything.
     """
 
     path: str
@@ -43,6 +46,7 @@ class Route(msgspec.Struct, frozen=True):
     nav: str = ""
     title: str = ""
     reads: bool = True
+    action: Action | None = None
 
 
 ROUTES: tuple[Route, ...] = (
@@ -53,9 +57,9 @@ ROUTES: tuple[Route, ...] = (
     Route("/triggers", triggers.listing, is_list=True, nav="Events", title="Triggers"),
     Route("/triggers/{id}", triggers.one),
     Route("/events", events.listing, is_list=True, nav="Events", title="Events"),
-    Route("/events/{id}", events.one, role="operator"),
+    Route("/events/{id}", events.one),
     Route("/dead-letters", events.letters, is_list=True, nav="Events", title="Dead letters"),
-    Route("/dead-letters/{id}", events.letter, role="operator"),
+    Route("/dead-letters/{id}", events.letter),
     Route("/assets", signals.assets, is_list=True, nav="Events", title="Assets"),
     Route("/assets/{id}", signals.asset),
     Route("/signals", signals.signals, is_list=True, nav="Events", title="Signals"),
@@ -63,16 +67,23 @@ ROUTES: tuple[Route, ...] = (
     Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),
     Route("/dags/{dag}", pictures.grid),
     Route("/dags/{dag}/graph", pictures.graph),
-    Route("/dags/{dag}/runs/{run}", tasks.run, role="operator"),
-    Route("/dags/{dag}/runs/{run}/tasks/{task}", tasks.task, role="operator"),
+    Route("/dags/{dag}/runs/{run}", tasks.run),
+    Route("/dags/{dag}/runs/{run}/tasks/{task}", tasks.task),
     Route("/dags/{dag}/runs/{run}/tasks/{task}/log", tasks.log, role="operator", is_list=True),
     Route("/runs", runs.listing, is_list=True, nav="Tasks", title="Runs"),
     Route("/pools", machines.pools, is_list=True, nav="Tasks", title="Pools"),
     Route("/supervisors", machines.supervisors, is_list=True, nav="Machines", title="Supervisors"),
     Route("/search", searching.search, is_list=True),
+    Route("/audit", audit.listing, role="operator", is_list=True, nav="Machines", title="Audit"),
     Route("/help", machines.manual, nav="Machines", title="Help", reads=False),
     # --- who one is ---
     Route("/login", account.login, role="nobody", reads=False),
+    Route("/login", account.log_in, role="nobody", method="POST", reads=False),
     Route("/login/link", account.print_link, role="nobody", method="POST", reads=False),
     Route("/logout", account.logout, method="POST", reads=False),
+    # --- what one does ---
+    *(
+        Route(act_path(action), acting.HANDLERS[action], role=role, method="POST", action=action)
+        for action, role in ACTS.items()
+    ),
 )

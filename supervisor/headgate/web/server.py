@@ -60,7 +60,7 @@ def url_of(listener: socket.socket, token: str) -> str:
 
 def serve(site: Site, listener: socket.socket, *, tell: Callable[[str], None]) -> None:
     """Answer requests until SIGTERM or Ctrl-C. ``tell`` is given the link to log in with, once it can be opened."""
-    tell(url_of(listener, site.sessions.new_link()))
+    tell(url_of(listener, site.links.new()))
     config = uvicorn.Config(
         make_app(site),
         http="h11",

@@ -1,86 +1,170 @@
-"""Who may see the pages: whoever has opened a link that this process has printed.
+"""Who may see the pages: whoever has opened a link that this process has printed, and users by their passwords.
 
-Links and sessions are in the memory of this process, so that they end with it. Only hashes of them are kept.
+Links are in the memory of this process. Sessions are in the database, so that they outlive it; of a process that writes
+nothing there they are in its memory, too. Only hashes of both are kept.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
+
+from headgate.store.access.audit import Actor, Role
+from headgate.store.access.users import SESSION_IDLE_S_MAX, SESSION_NOTED_S, SESSION_S_MAX, User, digest_of
+from headgate.web.stores import Stores
+from headgate.web.writing import Writer
 
 LINK_S_MAX = 60.0  # a link that was printed can be opened for so long, once
 LINKS_MAX = 8  # that can be opened at a time; the oldest goes first
 LINK_PAUSE_S = 5.0  # between two links that a browser asks for
-SESSION_IDLE_S_MAX = 12 * 3600.0
-SESSION_S_MAX = 7 * 86_400.0
-SESSIONS_MAX = 100  # the one that was idle for longest goes first
+SESSIONS_MAX = 100  # in memory; the one that was idle for longest goes first
 TOKEN_BYTES = 32
+LOCAL_NAME = "local"  # of whoever has opened a link
+Clock = Callable[[], float]
 
 
-class Sessions:
-    """The open links and sessions of one process. May be used by several threads."""
+class Links:
+    """The open links of one process. May be used by several threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._links: dict[str, float] = {}  # hash: when it ends
-        self._sessions: dict[str, tuple[float, float]] = {}  # hash: when it began, when it was used last
         self._printed_at = float("-inf")
 
-    def new_link(self) -> str:
+    def new(self) -> str:
         """Return the token of a new link."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
-            self._links[_hash(token)] = self._clock() + LINK_S_MAX
+            self._links[digest_of(token)] = self._clock() + LINK_S_MAX
             while len(self._links) > LINKS_MAX:
                 del self._links[next(iter(self._links))]
         return token
 
-    def asked_link(self) -> str | None:
+    def asked(self) -> str | None:
         """Return the token of a link that a browser has asked for; None if one was made a moment ago."""
         with self._lock:
             now = self._clock()
             if now < self._printed_at + LINK_PAUSE_S:
                 return None
             self._printed_at = now
-        return self.new_link()
+        return self.new()
 
-    def log_in(self, token: str) -> str | None:
-        """Return the token of a new session for that of a link, which is used up; None if the link is not valid."""
+    def use(self, token: str) -> bool:
+        """Use up a link; return whether it was valid."""
+        with self._lock:
+            ends_at = self._links.pop(digest_of(token), None)
+            return ends_at is not None and self._clock() <= ends_at
+
+
+class Sessions(Protocol):
+    """The open sessions. May be used by several threads. Each may raise the errors of a store."""
+
+    def begin_local(self, address: str) -> str:
+        """Begin a session for whoever has opened a link; return its token."""
+
+    def log_in(self, name: str, password: str, address: str) -> str | None:
+        """Begin a session of a user; return its token, None if this is not the password, or it is too early to try."""
+
+    def find(self, token: str) -> User | None:
+        """Return the user of an open session, which counts as used now; None if it is not open."""
+
+    def end(self, token: str) -> None:
+        """Log out."""
+
+
+class MemorySessions:
+    """Sessions of a process that writes nothing to the database: they are for links alone, and end with it."""
+
+    def __init__(self, role: Role = "admin", clock: Clock = time.monotonic) -> None:
+        self._user = User(LOCAL_NAME, role, is_local=True)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sessions: dict[str, tuple[float, float]] = {}  # hash: when it began, when it was used last
+
+    def begin_local(self, address: str) -> str:
+        """Begin a session for whoever has opened a link; return its token."""
         with self._lock:
             now = self._clock()
-            ends_at = self._links.pop(_hash(token), None)
-            if ends_at is None or now > ends_at:
-                return None
             session = secrets.token_urlsafe(TOKEN_BYTES)
-            self._sessions[_hash(session)] = (now, now)
+            self._sessions[digest_of(session)] = (now, now)
             while len(self._sessions) > SESSIONS_MAX:
                 del self._sessions[min(self._sessions, key=lambda one: self._sessions[one][1])]
             return session
 
-    def is_open(self, session: str) -> bool:
-        """Whether a session is open; it counts as used now."""
-        name = _hash(session)
+    def log_in(self, name: str, password: str, address: str) -> str | None:
+        """Return None: attempts could not be counted."""
+        return None
+
+    def find(self, token: str) -> User | None:
+        """Return the user of an open session, which counts as used now; None if it is not open."""
+        name = digest_of(token)
         with self._lock:
             now = self._clock()
             found = self._sessions.get(name)
             if found is None:
-                return False
+                return None
             began, used = found
             if now - used > SESSION_IDLE_S_MAX or now - began > SESSION_S_MAX:
                 del self._sessions[name]
-                return False
+                return None
             self._sessions[name] = (began, now)
-            return True
+            return self._user
 
-    def end(self, session: str) -> None:
+    def end(self, token: str) -> None:
         """Log out."""
         with self._lock:
-            self._sessions.pop(_hash(session), None)
+            self._sessions.pop(digest_of(token), None)
 
 
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+class StoredSessions:
+    """Sessions in the database."""
+
+    def __init__(self, stores: Stores, writer: Writer, role: Role = "admin") -> None:
+        self._stores = stores
+        self._writer = writer
+        self._role: Role = role
+
+    def begin_local(self, address: str) -> str:
+        """Begin a session for whoever has opened a link; return its token."""
+        with self._writer.store(Actor(LOCAL_NAME, self._role, "web", address)) as store:
+            return store.access.begin_local_session(LOCAL_NAME, self._role, address)
+
+    def log_in(self, name: str, password: str, address: str) -> str | None:
+        """Begin a session of a user; return its token, None if this is not the password, or it is too early to try."""
+        with self._writer.store(Actor(name, "nobody", "web", address)) as store:
+            return store.access.log_in(name, password, address)
+
+    def find(self, token: str) -> User | None:
+        """Return the user of an open session, which counts as used now; None if it is not open."""
+        if not token:
+            return None
+        with self._stores.one() as store:
+            found = store.access.session(token)
+        if found is None:
+            return None
+        user, noted_s_ago = found
+        if noted_s_ago > SESSION_NOTED_S:
+            with self._writer.store(None) as store:
+                store.access.note_use(token)
+        return user
+
+    def end(self, token: str) -> None:
+        """Log out."""
+        with self._writer.store(None) as store:
+            store.access.end_session(token)
+
+
+def form_token(session: str) -> str:
+    """Return what each form of a session has to send back: nobody knows it who does not know the session."""
+    return hmac.new(session.encode("utf-8", "surrogatepass"), b"form", hashlib.sha256).hexdigest()
+
+
+def is_form_token(session: str, given: str) -> bool:
+    """Whether a form was made for this session."""
+    return hmac.compare_digest(form_token(session).encode(), given.encode("utf-8", "surrogatepass"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headgate.presentation.moments import begin_of
+from headgate.store.access.audit import Action, Role
+from headgate.store.access.users import User
 from headgate.store.inspect.inspection import Inspection
 from headgate.store.inspect.why_facts import Liveness
 from headgate.store.signal_verbs import SignalVerbs
+from headgate.store.store import Store
+from headgate.web.acts import ACTS, Act, Field, may
 from headgate.web.cells import Column
-from headgate.web.sessions import Sessions
+from headgate.web.sessions import Links, Sessions
 from headgate.web.stores import Stores
+from headgate.web.writing import Writer
 
 ROWS_PER_PAGE = 50
 QUERY_CHARS_MAX = 500  # of one value in a query
@@ -29,7 +34,7 @@ class BadRequest(Exception):
 
 
 class Site(msgspec.Struct, frozen=True):
-    """What all requests share. ``database`` is its URL without password."""
+    """What all requests share. ``database`` is its URL without password. Without a ``writer`` nobody does anything."""
 
     stores: Stores
     liveness: Liveness
@@ -37,17 +42,12 @@ class Site(msgspec.Struct, frozen=True):
     database: str
     log_folder: Path
     port: int
+    links: Links = msgspec.field(default_factory=Links)
+    writer: Writer | None = None
     print_link: Callable[[str], None] = lambda token: None
 
 
-class Filter(msgspec.Struct, frozen=True):
-    """One field of the form above a list. With ``options`` it is a choice, (value, text); otherwise a text."""
-
-    name: str
-    label: str
-    value: str = ""
-    options: tuple[tuple[str, str], ...] = ()
-    placeholder: str = ""
+Filter = Field  # one field of the form above a list
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -82,10 +82,22 @@ class Listing(msgspec.Struct, frozen=True):
 class View:
     """One request: what it asks for, and where the answer is to be found."""
 
-    def __init__(self, request: Request, site: Site, inspect: Inspection | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        site: Site,
+        inspect: Inspection | None,
+        *,
+        user: User | None = None,
+        form: Mapping[str, str] | None = None,
+        store: Store | None = None,
+    ) -> None:
         self.request = request
         self.site = site
         self._inspect = inspect
+        self._user = user
+        self._form = form or {}
+        self._store = store
 
     @property
     def inspect(self) -> Inspection:
@@ -97,6 +109,73 @@ class View:
     def signals(self) -> SignalVerbs:
         """The queries about signals."""
         return SignalVerbs(self.inspect.database)
+
+    @property
+    def user(self) -> User:
+        """Who asks. A route that is for nobody has none."""
+        assert self._user is not None, "the route is for nobody"
+        return self._user
+
+    @property
+    def store(self) -> Store:
+        """The store in which an act of this user is done."""
+        assert self._store is not None, "the route does nothing"
+        return self._store
+
+    def may(self, least: Role) -> bool:
+        """Whether whoever asks has at least this role."""
+        return self._user is not None and may(self._user.role, least)
+
+    def acts(self, *wanted: Act) -> tuple[Act, ...]:
+        """Return those of these acts that this user may do on this site."""
+        if self.site.writer is None:
+            return ()
+        return tuple(act for act in wanted if self.may(ACTS[act.action]))
+
+    # --- what a form says ------------------------------------------------------------------------
+
+    def field(self, name: str) -> str | None:
+        """Return a field of the form that was sent; None if it is not there, or empty. Raises `BadRequest`."""
+        value = self._form.get(name, "").strip()
+        if "\x00" in value:
+            raise BadRequest(f"{name} has a character that no name has")
+        return value or None
+
+    def given(self, name: str) -> str:
+        """Return a field of the form that has to be there. Raises `BadRequest`."""
+        value = self.field(name)
+        if value is None:
+            raise BadRequest(f"{name} is missing")
+        return value
+
+    def given_number(self, name: str) -> int:
+        """Return a field that has to be a number. Raises `BadRequest`."""
+        found = _number(name, self.given(name))
+        assert found is not None, "it is given"
+        return found
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the form is one that `confirm` has made."""
+        return self.field("confirmed") is not None
+
+    def confirm(
+        self,
+        action: Action,
+        title: str,
+        lines: Sequence[str],
+        label: str,
+        *,
+        more: Mapping[str, str] | None = None,
+        goes_on: bool = False,
+    ) -> Page:
+        """Return a page that says what would be done, with the same form once more.
+
+        ``goes_on``: it is a part of something that is under way, and the page sends the form by itself if it can.
+        """
+        about = {name: value for name, value in self._form.items() if name != "token"} | dict(more or {})
+        values = {"lines": lines, "act": Act(action, label, about | {"confirmed": "1"}), "goes_on": goes_on}
+        return Page("confirm.html", title, values, lives=False)
 
     @cached_property
     def now(self) -> datetime:

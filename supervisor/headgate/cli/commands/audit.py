@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,16 +15,7 @@ from headgate.cli.tables import Column
 app = typer.Typer(help="What users have done.", no_args_is_help=True)
 
 
-def _change(row: Any) -> str:
-    """Return what has changed: ``is_paused: false, now true; removed: 3``."""
-    before, after = row.before or {}, row.after or {}
-    parts = [f"{name}: {before[name]}, now {after[name]}" for name in before if name in after]
-    one_sided = before.keys() ^ after.keys()
-    parts += [f"{name}: {value}" for name, value in (before | after).items() if name in one_sided]
-    return "; ".join(parts)
-
-
-_SHOWN: tuple[Column, ...] = ("at", "actor", "action", "object", ("change", _change), "outcome")
+_SHOWN: tuple[Column, ...] = ("at", "actor", "action", "object", ("change", lambda row: row.change), "outcome")
 
 
 @app.command("list")

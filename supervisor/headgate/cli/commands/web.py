@@ -16,8 +16,11 @@ def web(
         str | None,
         typer.Option("--listen", metavar="HOST:PORT", help="Serve them at this address of this machine."),
     ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Nobody can do anything on them, and nothing is written.")
+    ] = False,
 ) -> None:
-    """Serve pages that show everything, and can change nothing, until SIGTERM or Ctrl-C.
+    """Serve pages that show everything, with forms for what their users may do, until SIGTERM or Ctrl-C.
 
     It prints a link to log in with, which can be opened once, within a minute. It needs the extra `web` of the package
     (docs/web.md), and neither users' code nor the encryption keys: it may run as another user, or on another machine.
@@ -28,9 +31,10 @@ def web(
         raise CommandError(f'this needs an extra: pip install "headgate[web]" ({error})') from error
     from headgate.store.db.engine import database_name
     from headgate.supervisor.metrics.address import parse_address
-    from headgate.web.sessions import Sessions
+    from headgate.web.sessions import MemorySessions, Sessions, StoredSessions
     from headgate.web.stores import Stores
     from headgate.web.views import Site
+    from headgate.web.writing import Writer
 
     call = invocation(ctx)
     settings = call.settings(web_listen=listen)
@@ -44,11 +48,14 @@ def web(
 
     with listener, call.engine():  # which refuses a database that is not there, or of another version
         stores = Stores(settings.database_url)
+        writer = None if read_only else Writer(settings.database_url)
+        sessions: Sessions = MemorySessions() if writer is None else StoredSessions(stores, writer)
         try:
             site = Site(
                 stores=stores,
                 liveness=liveness_here(settings.lease_silence_max_s),
-                sessions=Sessions(),
+                sessions=sessions,
+                writer=writer,
                 database=database_name(stores.engine),
                 log_folder=settings.log_folder,
                 port=listener.getsockname()[1],

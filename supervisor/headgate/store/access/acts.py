@@ -32,6 +32,14 @@ class _ClearedSome(Protocol):
 _Done = TypeVar("_Done", bound=_ClearedSome)
 
 
+class Tried(Exception):
+    """Ends a transaction in which something was only tried. It has what the verb would have returned."""
+
+    def __init__(self, done: Any) -> None:
+        super().__init__("this was only tried")
+        self.done = done
+
+
 def run_name(tx: Tx, run: DagRunId) -> str:
     """Return the name of a run; "" if nobody acts."""
     if tx.actor is None:
@@ -72,8 +80,10 @@ def marked_instances(tx: Tx, run: DagRunId, which: Instances, mark: str, ended: 
     tx.act(_marked(mark), subject, after=bounds, counts={"ended": ended}, changed=ended > 0)
 
 
-def cleared(tx: Tx, run: DagRunId, names: Sequence[str], done: _Done) -> _Done:
+def cleared(tx: Tx, run: DagRunId, names: Sequence[str], done: _Done, *, is_tried_only: bool = False) -> _Done:
     """Tell that a user cleared tasks of a run, and instances of mapped ones; return what was cleared."""
+    if is_tried_only:
+        raise Tried(done)
     which: Detail = {"tasks": [*names[:NAMES_MAX], *(["..."] if len(names) > NAMES_MAX else [])]}
     counts = {"cleared": len(done.cleared), "instances": sum(done.instances.values())}
     tx.act("tasks clear", run_name(tx, run), after=which, counts=counts, changed=any(counts.values()))

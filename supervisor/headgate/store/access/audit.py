@@ -28,7 +28,7 @@ NAME_CHARS_MAX = 400  # of an actor, and of an address
 OBJECT_CHARS_MAX = 1000  # a name of a DAG, a run and a task, one after the other
 DETAIL_CHARS_MAX = 4000  # of ``before`` and of ``after``; one that is longer says only that
 
-Role = Literal["viewer", "operator", "admin"]
+Role = Literal["nobody", "viewer", "operator", "admin"]  # nobody: who has not logged in
 Outcome = Literal["done", "unchanged", "refused"]
 
 # The words of the command that does it; a page that does the same leaves the same word.
@@ -64,6 +64,11 @@ Action = Literal[
     "tasks stop",
     "triggers orphans",
     "triggers release",
+    "users add",
+    "users log in",
+    "users remove",
+    "users revoke",
+    "users set",
     "variables delete",
     "variables set",
     "watchers add",

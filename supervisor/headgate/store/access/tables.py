@@ -1,8 +1,8 @@
-"""The table of what users have done; `headgate.store.tables` is the place to import from."""
+"""The tables of users and of what they have done; `headgate.store.tables` is the place to import from."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Index, Table, Text, text
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text, UniqueConstraint, text
 
 from headgate.store.consumer_tables import BigId, metadata
 from headgate.store.db.times import UtcDateTime
@@ -27,4 +27,45 @@ audit = Table(
     Index("ix_audit_actor", "actor", "id"),
     Index("ix_audit_action", "action", "id"),
     sqlite_autoincrement=True,
+)
+
+# A user of the pages. Whoever has the database and the keys needs none for commands.
+web_user = Table(
+    "web_user",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("role", Text, nullable=False),
+    Column("password", Text, nullable=False),  # hashed: `headgate.store.access.users.hashed`
+    Column("created_date", UtcDateTime, nullable=False),
+    UniqueConstraint("name"),
+    CheckConstraint("role IN ('viewer', 'operator', 'admin')", name="role"),
+    sqlite_autoincrement=True,
+)
+
+# A browser that is logged in: as a user, or with a name and a role of its own by a link that a process has printed.
+web_session = Table(
+    "web_session",
+    metadata,
+    Column("id", BigId, primary_key=True),
+    Column("digest", Text, nullable=False),  # of its token
+    Column("user_id", BigId, ForeignKey("web_user.id")),
+    Column("name", Text),
+    Column("role", Text),
+    Column("address", Text, nullable=False),
+    Column("began_at", UtcDateTime, nullable=False),
+    Column("used_at", UtcDateTime, nullable=False),
+    UniqueConstraint("digest"),
+    Index("ix_web_session_user", "user_id"),
+    sqlite_autoincrement=True,
+)
+
+# Failures to log in, of a user from an address; under the user "" those of all from that address.
+web_guess = Table(
+    "web_guess",
+    metadata,
+    Column("user", Text, primary_key=True),
+    Column("address", Text, primary_key=True),
+    Column("failures", BigInteger, nullable=False),
+    Column("last_at", UtcDateTime, nullable=False),
 )

@@ -167,12 +167,14 @@ class Tx:
         after: Detail | None = None,
         counts: Mapping[str, int] | None = None,
         changed: bool = True,
+        is_refused: bool = False,
         of_many: str | None = None,
     ) -> int | None:
         """Record what a user does in this transaction; return the id of the row, None if it is done by nobody.
 
         With ``counts`` it is a part of what this user did last, if that has the same action and the same subject, or
         the same ``of_many``, which is the subject of the row from then on. Not ``changed``: it was so already.
+        ``is_refused``: the row says only that somebody wanted to.
         """
         self.has_acted = True
         if self.actor is None:
@@ -182,7 +184,9 @@ class Tx:
             self.written = audit.write_more(self.connection, last, counts)
             return last.id
         whole = after if counts is None else {**(after or {}), **counts}
-        about = audit.Told(action, subject, before, whole, "done" if changed else "unchanged")
+        about = audit.Told(
+            action, subject, before, whole, "refused" if is_refused else "done" if changed else "unchanged"
+        )
         new = audit.write(self.connection, self.now, self.actor, about)
         self.written = Written(new, action, shared, whole or {})
         return new
@@ -378,6 +382,11 @@ class Database:
                     raise
             if not reads_only:
                 self._check_file()
+
+    @property
+    def last_act(self) -> int | None:
+        """The row of the audit that was committed last; None if there is none."""
+        return None if self._written is None else self._written.id
 
     def act_beside(self, connection: Connection, action: Action, subject: str, *, after: Detail | None = None) -> None:
         """Record what a user does in a transaction of another connection, which the caller commits."""

@@ -31,6 +31,16 @@ class AuditRow(msgspec.Struct, frozen=True):
     outcome: Outcome
     request_id: str
 
+    @property
+    def change(self) -> str:
+        """What has changed, for people: ``is_paused: False, now True; removed: 3``."""
+        before, after = self.before or {}, self.after or {}
+        parts = [f"{name}: {before[name]}, now {after[name]}" for name in before if name in after]
+        one_sided = before.keys() ^ after.keys()
+        return "; ".join(
+            [*parts, *(f"{name}: {value}" for name, value in (before | after).items() if name in one_sided)]
+        )
+
 
 class AuditFilter(msgspec.Struct, frozen=True):
     """Which acts are wanted: those of a user, of an action as commands name it, on one object; None: whichever."""
@@ -45,7 +55,7 @@ _COLUMNS = [audit.c[name] for name in AuditRow.__struct_fields__]
 
 
 class AuditInspection(Verbs):
-    """The query about what users have done."""
+    """The queries about what users have done."""
 
     @reading
     def audit(
@@ -61,6 +71,12 @@ class AuditInspection(Verbs):
             conditions.append(audit.c.id < beyond_id)
         found = select(*_COLUMNS).where(and_(true(), *conditions)).order_by(audit.c.id.desc()).limit(limit)
         return [_row(**row._mapping) for row in tx.connection.execute(found)]
+
+    @reading
+    def act(self, tx: Tx, act_id: int) -> AuditRow | None:
+        """Return one act; None if there is none of this id."""
+        row = tx.connection.execute(select(*_COLUMNS).where(audit.c.id == act_id)).first()
+        return None if row is None else _row(**row._mapping)
 
 
 def _row(before: str | None, after: str | None, **others: Any) -> AuditRow:

@@ -144,6 +144,7 @@ class UserActionVerbs(Verbs):
         downstream: bool = False,
         only_failed: bool = False,
         streams: StreamClear | None = None,
+        is_tried_only: bool = False,
     ) -> Cleared:
         """Clear tasks of a run, and those up- or downstream of them in its DAG; without names all tasks.
 
@@ -152,13 +153,14 @@ class UserActionVerbs(Verbs):
         ended is running again. ``only_failed``: of all these only tasks in ``failed`` and ``upstream_failed``, and
         mapped ones that stopped early because instances failed. ``streams``: whether tasks begin their streams from the
         start, or go on behind the last event handled; if it is not given, those that have ended well begin from the
-        start. Raises `NoSuchRow`.
+        start. ``is_tried_only``: raise `acts.Tried` with what it would return, and do nothing. Raises `NoSuchRow`.
         """
         seen = run_states.read(tx, run)
         chosen = _chosen(tx, seen, names, upstream=upstream, downstream=downstream)
         loops = () if only_failed else tuple(sorted(chosen.loops.items()))
         todo = ToClear(run, chosen.tasks, chosen.instances, only_failed, streams, (), chosen.worklists, loops)
-        return acts.cleared(tx, run, todo.tasks, _clear_some(tx, seen, todo))
+        done = _clear_some(tx, seen, todo)
+        return acts.cleared(tx, run, todo.tasks, done, is_tried_only=is_tried_only)
 
     @acting
     def clear_on(self, tx: Tx, left: ToClear) -> Cleared:

@@ -1,4 +1,4 @@
-"""Logging in with a link that was printed, and out."""
+"""Logging in, with a link that was printed or with a password, and out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from urllib.parse import quote
 
 from starlette.responses import RedirectResponse, Response
 
+from headgate.store.access.users import SESSION_S_MAX
 from headgate.web.guard import cookie_name, session_of
-from headgate.web.sessions import LINK_S_MAX, SESSION_S_MAX
+from headgate.web.sessions import LINK_S_MAX
 from headgate.web.views import Answer, Page, View
 
 
@@ -16,10 +17,27 @@ def login(view: View) -> Answer:
     token = view.text("token")
     if token is None:
         return _login_page(view, said=view.text("said"))
-    session = view.site.sessions.log_in(token)
-    if session is None:
+    if not view.site.links.use(token):
         return _login_page(view, said="used", status=403)
-    answer = RedirectResponse(_place(view.text("next")), status_code=303)
+    return _logged_in(view, view.site.sessions.begin_local(address_of(view)), view.text("next"))
+
+
+def log_in(view: View) -> Answer:
+    """Begin a session of a user, if this is the password."""
+    session = view.site.sessions.log_in(view.field("name") or "", view.field("password") or "", address_of(view))
+    if session is None:
+        return _login_page(view, said="wrong", status=403)
+    return _logged_in(view, session, view.field("next"))
+
+
+def address_of(view: View) -> str:
+    """Return the address from which a browser came."""
+    client = view.request.client
+    return "" if client is None else client.host
+
+
+def _logged_in(view: View, session: str, wanted: str | None) -> Answer:
+    answer = RedirectResponse(_place(wanted), status_code=303)
     answer.set_cookie(
         cookie_name(view.site.port), session, max_age=int(SESSION_S_MAX), httponly=True, samesite="lax", path="/"
     )
@@ -28,7 +46,7 @@ def login(view: View) -> Answer:
 
 def print_link(view: View) -> Answer:
     """Print another link where the first one was printed. Who can read it there may see the pages."""
-    token = view.site.sessions.asked_link()
+    token = view.site.links.asked()
     if token is not None:
         view.site.print_link(token)
     return RedirectResponse(f"/login?said={'printed' if token else 'wait'}", status_code=303)
@@ -43,7 +61,12 @@ def logout(view: View) -> Answer:
 
 
 def _login_page(view: View, *, said: str | None, status: int = 200) -> Page:
-    values = {"said": said, "seconds": int(LINK_S_MAX), "next": view.text("next")}
+    values = {
+        "said": said,
+        "seconds": int(LINK_S_MAX),
+        "next": view.text("next") or view.field("next"),
+        "has_passwords": view.site.writer is not None,
+    }
     return Page("login.html", "Log in", values, status=status, lives=False)
 
 

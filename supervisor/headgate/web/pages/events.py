@@ -7,6 +7,7 @@ from typing import get_args
 from headgate.store.ids import LetterState
 from headgate.store.inspect.event_log import EventRow
 from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
+from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
@@ -42,6 +43,7 @@ def one(view: View) -> Answer:
     tasks = [Link(path("dags", dag, "runs", run, "tasks", task), f"{dag} {task}") for dag, run, task in made.tasks]
     values = {
         "event": event,
+        "shows_payload": view.may("operator"),
         "facts": (
             ("from", _source(event)),
             ("key", None if event.key is None else Code(event.key)),
@@ -71,6 +73,8 @@ def letters(view: View) -> Answer:
         case _:
             states = tuple(one for one in STATES if one == state)
     which = LetterFilter(watcher=watcher, reason=reason, states=states)
+    filters = {"watcher": watcher, "reason": reason}
+    wanted = {name: value for name, value in filters.items() if value is not None} or {"everything": "1"}
     found = view.inspect.dead_letters(ROWS_PER_PAGE + 1, which=which, beyond_id=view.number("beyond"))
     rows, next_beyond = cut(found)
     return Listing(
@@ -80,6 +84,7 @@ def letters(view: View) -> Answer:
         rows=rows,
         next_beyond=next_beyond,
         empty="There are no such dead letters.",
+        values={"acts": view.acts(*(acts.of_letters(wanted) if rows else ()))},
         filters=(
             Filter("watcher", "Watcher", watcher or "", placeholder="exact name"),
             Filter("reason", "Reason has", reason or ""),
@@ -94,6 +99,8 @@ def letter(view: View) -> Answer:
     row = found.row
     values = {
         "letter": found,
+        "shows_payload": view.may("operator"),
+        "acts": view.acts(*acts.of_letter(row.id, row.state)),
         "facts": (
             ("state", State(row.state)),
             ("of", Link(path("triggers", row.trigger_id), row.watcher or f"trigger-{row.trigger_id}")),

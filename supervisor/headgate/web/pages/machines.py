@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headgate.scheduling.why import Supervisor
 from headgate.store.inspect.dags import PoolLine
+from headgate.web import acts
 from headgate.web.cells import Cell, Column, State
 from headgate.web.states import LOOKS
 from headgate.web.views import Answer, Listing, Page, View
@@ -28,6 +29,7 @@ def pools(view: View) -> Answer:
         columns=POOL_COLUMNS,
         rows=view.inspect.pools(),
         empty="There are no pools.",
+        values={"acts": view.acts(*acts.of_pools())},
     )
 
 

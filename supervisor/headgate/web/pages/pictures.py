@@ -10,6 +10,7 @@ import msgspec
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.store.inspect.dags import DagLine
 from headgate.store.inspect.runs import RunLine, TaskLine
+from headgate.web import acts
 from headgate.web.cells import Cell, Code, Link, State, path
 from headgate.web.layout import Layouts
 from headgate.web.states import look_of
@@ -83,6 +84,7 @@ def grid(view: View) -> Answer:
         "facts": dag_facts(line),
         "bars": _bars(shown, view.now),
         "rows": [Row(task, tuple(states.get(run.id, {}).get(task) for run in shown)) for task in tasks],
+        "acts": view.acts(*acts.of_dag(spec.dag_id, is_paused=line.is_paused)),
         "older": path(*here, beyond=shown[0].id) if len(runs) > RUNS_SHOWN else None,
         "newest": path(*here) if view.number("beyond") is not None else None,
         "more": path(*here, **{"from": first + TASKS_SHOWN}) if len(names) > first + TASKS_SHOWN else None,

@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
-from headgate.presentation.values import json_line, payload
+from headgate.presentation.values import json_line
+from headgate.scheduling.states import UNFINISHED
 from headgate.store.ids import TryName
 from headgate.store.inspect.runs import TaskDetail, TaskLine, TaskRef
 from headgate.supervisor.logs import task_log_files
+from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, Took, path
 from headgate.web.pages import pictures
 from headgate.web.views import ROWS_PER_PAGE, Answer, BadRequest, Listing, Page, View, cut
@@ -54,7 +56,8 @@ def run(view: View) -> Answer:
             ("took", Took(line.started_at, line.ended_at) if line.started_at else None),
             ("events", [Link(path("events", id_), f"{id_} of {name}") for id_, name, _ in detail.events] or None),
         ),
-        "conf": None if detail.conf is None else payload(detail.conf),
+        "conf": None if detail.conf is None or not view.may("operator") else detail.conf,
+        "acts": view.acts(*acts.of_run(dag, line.run_id, has_ended=line.ended_at is not None)),
         "columns": TASK_COLUMNS,
         "tasks": tasks,
         "spans": pictures.gantt(line, tasks, view.now),
@@ -70,13 +73,16 @@ def task(view: View) -> Answer:
     # A mapped task as a whole is shown by its own row, as its line is.
     found = view.inspect.find_task(dag, run_id, view.part("task").removesuffix("[]"))
     detail = view.inspect.task(found)
+    xcoms = detail.xcoms if view.may("operator") else {}
+    has_ended = detail.line.state not in UNFINISHED
     values = {
         "why": view.inspect.why_task(found, liveness=view.site.liveness),
         "facts": _facts(detail),
         "error": detail.line.last_error,
-        "xcoms": [(key, payload(value)) for key, value in list(detail.xcoms.items())[:XCOMS_SHOWN]],
-        "xcoms_left": max(0, len(detail.xcoms) - XCOMS_SHOWN),
-        "log": _read_log(view, found, None)[0][-LOG_LINES_SHOWN:],
+        "xcoms": list(xcoms.items())[:XCOMS_SHOWN],
+        "xcoms_left": max(0, len(xcoms) - XCOMS_SHOWN),
+        "acts": view.acts(*acts.of_task(found.dag, found.run_id, found.name, has_ended=has_ended)),
+        "log": _read_log(view, found, None)[0][-LOG_LINES_SHOWN:] if view.may("operator") else [],
         "log_command": f"headgate tasks logs {found.dag} {found.run_id} {found.name}",
         "log_json": path(*_place(found), "log.json"),
         "log_folder": view.site.log_folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headgate.store.inspect.streams import StreamLine, SubscriberLine
 from headgate.store.inspect.triggers import TriggerLine, WatcherRow
+from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
 from headgate.web.pages.events import EVENT_COLUMNS
 from headgate.web.pages.overview import stream_state
@@ -58,10 +59,19 @@ def one(view: View) -> Answer:
             ("finished", line.finished_at),
             ("removed", line.removed_at),
         ),
+        "acts": view.acts(*_acts(line)),
         "event_columns": EVENT_COLUMNS,
         "events": view.inspect.events_before(trigger_id=trigger_id, limit=EVENTS_SHOWN),
     }
     return Page("trigger.html", line.name, values)
+
+
+def _acts(line: TriggerLine) -> tuple[acts.Act, ...]:
+    if line.removed_at is not None:
+        return ()
+    if line.dag is None and line.name != f"trigger-{line.id}":
+        return acts.of_watcher(line.name, hold=line.hold) + acts.of_trigger(line.id, hold=line.hold)
+    return acts.of_trigger(line.id, hold=line.hold)
 
 
 def watchers(view: View) -> Answer:

@@ -35,6 +35,9 @@
     });
   }
 
+  // A part of something long is done: go on with the next one.
+  document.querySelector("#goes-on form")?.submit();
+
   // The local time of a moment, beside that of the database.
   document.addEventListener("pointerover", (event) => {
     const time = event.target.closest?.("time");

@@ -1,0 +1,281 @@
+"""Users of the pages: their passwords, roles and sessions, and how fast somebody may guess.
+
+A password is made here, shown once, and kept as its scrypt hash; of the token of a session only a hash is kept. Whoever
+fails `GUESSES_FREE` times has to wait, twice as long after each further failure: for one user from one address, and
+with more patience for all users from one address. An attempt is counted before its password is looked at, so many at
+once are no way around that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
+
+from headgate.store.access.audit import Role
+from headgate.store.db.bulk import insert_into
+from headgate.store.db.transaction import Tx
+from headgate.store.db.verbs import Verbs, acting, reading, writing
+from headgate.store.errors import NoSuchRow, ValueRefused
+from headgate.store.tables import web_guess, web_session, web_user
+from headgate.store.triggers.watchers import check_name
+
+USER_CHARS_MAX = 100
+PASSWORD_BYTES = 15  # 20 characters
+PASSWORD_CHARS_MAX = 1000  # of one that is tried
+SCRYPT: Final = {"n": 2**15, "r": 8, "p": 3, "maxmem": 64 * 1024 * 1024}
+SALT_BYTES = 16
+TOKEN_BYTES = 32
+SESSION_IDLE_S_MAX = 12 * 3600.0
+SESSION_S_MAX = 7 * 86_400.0
+SESSION_NOTED_S = 60.0  # its use is written down no more often than this
+SESSIONS_PER_USER_MAX = 100  # the one that was idle for longest goes first
+GUESSES_FREE = 5  # failures of one user from one address, before somebody has to wait
+GUESSES_OF_ADDRESS_FREE = 20  # of all users from one address
+GUESS_WAIT_S_MAX = 900.0
+GUESSES_KEPT_S = 86_400.0
+EVERYONE = ""  # the user under which the failures of an address are counted
+OF_NOBODY = f"scrypt${SCRYPT['n']}${SCRYPT['r']}${SCRYPT['p']}${'00' * SALT_BYTES}${'00' * 64}"  # of no password
+
+
+class User(msgspec.Struct, frozen=True):
+    """Somebody who is logged in. ``is_local``: by a link that the process has printed, not by a password."""
+
+    name: str
+    role: Role
+    is_local: bool = False
+
+
+class UserRow(msgspec.Struct, frozen=True):
+    """A user, with the number of sessions that are open, and when one of them was used last."""
+
+    id: int
+    name: str
+    role: Role
+    created_date: datetime
+    sessions: int
+    used_at: datetime | None
+
+
+class _Attempt(NamedTuple):
+    is_allowed: bool
+    password: str | None
+
+
+class AccessVerbs(Verbs):
+    """The verbs of users and sessions."""
+
+    # --- users -----------------------------------------------------------------------------------
+
+    def add_user(self, name: str, role: Role) -> str:
+        """Add a user; return the password, which is kept nowhere. Raises `BadName` and `ValueRefused`."""
+        check_name(name, "the name of a user", chars_max=USER_CHARS_MAX)
+        password = secrets.token_urlsafe(PASSWORD_BYTES)
+        self._add_user(name, role, hashed(password))
+        return password
+
+    @acting
+    def _add_user(self, tx: Tx, name: str, role: Role, password: str) -> None:
+        new = insert_into(tx.connection, web_user).values(name=name, role=role, password=password, created_date=tx.now)
+        if tx.connection.execute(new.on_conflict_do_nothing().returning(web_user.c.id)).first() is None:
+            raise ValueRefused(f"there is a user {name!r} already; `headgate users set` changes it")
+        tx.act("users add", f"user {name}", after={"role": role})
+
+    def set_user(self, name: str, *, role: Role | None = None, makes_password: bool = False) -> str | None:
+        """Give a user another role, another password, or both; return the new password.
+
+        A new password ends the sessions of the user; a new role is that of the open ones, too. Raises `NoSuchRow`.
+        """
+        password = secrets.token_urlsafe(PASSWORD_BYTES) if makes_password else None
+        self._set_user(name, role, None if password is None else hashed(password))
+        return password
+
+    @acting
+    def _set_user(self, tx: Tx, name: str, role: Role | None, password: str | None) -> None:
+        row = _locked(tx, name)
+        values = {key: value for key, value in (("role", role), ("password", password)) if value is not None}
+        if values:
+            tx.connection.execute(update(web_user).where(web_user.c.id == row.id).values(**values))
+        if password is not None:
+            tx.connection.execute(delete(web_session).where(web_session.c.user_id == row.id))
+        tx.act(
+            "users set",
+            f"user {name}",
+            before={"role": row.role},
+            after={"role": role or row.role, "has_new_password": password is not None},
+            changed=bool(values),
+        )
+
+    @acting
+    def remove_user(self, tx: Tx, name: str) -> None:
+        """Delete a user with all sessions. Raises `NoSuchRow`."""
+        row = _locked(tx, name)
+        tx.connection.execute(delete(web_session).where(web_session.c.user_id == row.id))
+        tx.connection.execute(delete(web_user).where(web_user.c.id == row.id))
+        tx.act("users remove", f"user {name}", before={"role": row.role})
+
+    @acting
+    def revoke_sessions(self, tx: Tx, name: str) -> int:
+        """End all sessions of a user; return how many there were. Raises `NoSuchRow`."""
+        row = _locked(tx, name)
+        ended = tx.connection.execute(delete(web_session).where(web_session.c.user_id == row.id)).rowcount
+        tx.act("users revoke", f"user {name}", after={"sessions": ended}, changed=ended > 0)
+        return ended
+
+    @reading
+    def users(self, tx: Tx) -> list[UserRow]:
+        """Return the users by name."""
+        open_ones = (
+            select(web_session.c.user_id, func.count().label("sessions"), func.max(web_session.c.used_at).label("used"))
+            .where(_is_open(tx))
+            .group_by(web_session.c.user_id)
+            .subquery()
+        )
+        columns = (web_user.c.id, web_user.c.name, web_user.c.role, web_user.c.created_date)
+        joined = web_user.outerjoin(open_ones, open_ones.c.user_id == web_user.c.id)
+        found = select(*columns, func.coalesce(open_ones.c.sessions, 0), open_ones.c.used).select_from(joined)
+        return [UserRow(*row) for row in tx.connection.execute(found.order_by(web_user.c.name))]
+
+    @reading
+    def has_users(self, tx: Tx) -> bool:
+        """Whether there is any user."""
+        return tx.connection.execute(select(web_user.c.id).limit(1)).first() is not None
+
+    # --- logging in ------------------------------------------------------------------------------
+
+    def log_in(self, name: str, password: str, address: str) -> str | None:
+        """Begin a session of a user; return its token, None if this is not the password, or it is too early to try."""
+        name, password = name[: USER_CHARS_MAX + 1], password[: PASSWORD_CHARS_MAX + 1]
+        attempt = self._begin_attempt(name, address)
+        if not attempt.is_allowed:
+            return None
+        # The same work for a user that there is not, so that the time does not tell.
+        is_right = is_password(password, attempt.password or OF_NOBODY)
+        if attempt.password is None or not is_right:
+            self._refuse(name)
+            return None
+        return self._begin_session(name, address, attempt.password)
+
+    @acting
+    def _begin_attempt(self, tx: Tx, name: str, address: str) -> _Attempt:
+        """Count an attempt, if it is not too early for one."""
+        tx.act_nothing()
+        keys = ((name, address, GUESSES_FREE), (EVERYONE, address, GUESSES_OF_ADDRESS_FREE))
+        old = tx.now - timedelta(seconds=GUESSES_KEPT_S)
+        tx.connection.execute(delete(web_guess).where(web_guess.c.last_at < old))
+        for user, where, free in keys:
+            new = insert_into(tx.connection, web_guess).values(user=user, address=where, failures=0, last_at=tx.now)
+            tx.connection.execute(new.on_conflict_do_nothing())
+            of_key = (web_guess.c.user == user, web_guess.c.address == where)
+            row = tx.connection.execute(select(web_guess).where(*of_key).with_for_update()).one()
+            if row.failures >= free and tx.now < row.last_at + timedelta(seconds=wait_s(row.failures - free)):
+                return _Attempt(False, None)
+            tx.connection.execute(update(web_guess).where(*of_key).values(failures=row.failures + 1, last_at=tx.now))
+        found = select(web_user.c.password).where(web_user.c.name == name)
+        return _Attempt(True, tx.connection.execute(found).scalar_one_or_none())
+
+    @acting
+    def _refuse(self, tx: Tx, name: str) -> None:
+        tx.act("users log in", f"user {name}", is_refused=True)
+
+    @acting
+    def _begin_session(self, tx: Tx, name: str, address: str, password: str) -> str | None:
+        row = tx.connection.execute(select(web_user).where(web_user.c.name == name).with_for_update()).first()
+        if row is None or row.password != password:  # it was changed meanwhile
+            tx.act("users log in", f"user {name}", is_refused=True)
+            return None
+        of_user = or_(web_guess.c.user == name, web_guess.c.user == EVERYONE)
+        tx.connection.execute(delete(web_guess).where(of_user, web_guess.c.address == address))
+        tx.act("users log in", f"user {name}")
+        return _new_session(tx, address, user_id=row.id)
+
+    @acting
+    def begin_local_session(self, tx: Tx, name: str, role: Role, address: str) -> str:
+        """Begin a session for whoever has opened a link that the process has printed; return its token."""
+        tx.act("users log in", f"user {name}", after={"by": "link", "role": role})
+        return _new_session(tx, address, name=name, role=role)
+
+    @reading
+    def session(self, tx: Tx, token: str) -> tuple[User, float] | None:
+        """Return the user of an open session, and the seconds since its use was written down; None if it is not open.
+
+        The role of a user is the present one.
+        """
+        columns = (web_session.c.name, web_session.c.role, web_session.c.used_at)
+        of_user = (web_user.c.name.label("user"), web_user.c.role.label("user_role"))
+        joined = web_session.outerjoin(web_user, web_user.c.id == web_session.c.user_id)
+        found = select(*columns, *of_user).select_from(joined)
+        row = tx.connection.execute(found.where(web_session.c.digest == digest_of(token), _is_open(tx))).first()
+        if row is None:
+            return None
+        is_local = row.user is None
+        user = User(row.name if is_local else row.user, row.role if is_local else row.user_role, is_local)
+        return user, (tx.now - row.used_at).total_seconds()
+
+    @writing
+    def note_use(self, tx: Tx, token: str) -> None:
+        """Write down that a session is used now."""
+        of_token = web_session.c.digest == digest_of(token)
+        tx.connection.execute(update(web_session).where(of_token, _is_open(tx)).values(used_at=tx.now))
+
+    @writing
+    def end_session(self, tx: Tx, token: str) -> None:
+        """End a session."""
+        tx.connection.execute(delete(web_session).where(web_session.c.digest == digest_of(token)))
+
+
+def wait_s(failures: int) -> float:
+    """Return how long to wait after so many failures beyond those that are free, in seconds."""
+    return min(2.0 ** min(failures, 20), GUESS_WAIT_S_MAX)
+
+
+def hashed(password: str) -> str:
+    """Return the hash of a password, with the parameters and the salt that it was made with."""
+    salt = secrets.token_bytes(SALT_BYTES)
+    found = hashlib.scrypt(password.encode(), salt=salt, **SCRYPT)
+    return "$".join(("scrypt", str(SCRYPT["n"]), str(SCRYPT["r"]), str(SCRYPT["p"]), salt.hex(), found.hex()))
+
+
+def is_password(password: str, known: str) -> bool:
+    """Whether this is the password of a hash that `hashed` has made."""
+    _, n, r, p, salt, digest = known.split("$")
+    text = password.encode("utf-8", "surrogatepass")
+    given = hashlib.scrypt(text, salt=bytes.fromhex(salt), n=int(n), r=int(r), p=int(p), maxmem=SCRYPT["maxmem"])
+    return hmac.compare_digest(given.hex(), digest)
+
+
+def digest_of(token: str) -> str:
+    """Return the hash under which a token is kept; it has 256 random bits, so a fast one is enough."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _new_session(
+    tx: Tx, address: str, *, user_id: int | None = None, name: str | None = None, role: Role | None = None
+) -> str:
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    tx.connection.execute(delete(web_session).where(~_is_open(tx)))
+    same = web_session.c.user_id.is_(None) if user_id is None else web_session.c.user_id == user_id
+    kept = select(web_session.c.id).where(same).order_by(web_session.c.used_at.desc()).limit(SESSIONS_PER_USER_MAX - 1)
+    ids = tx.connection.execute(kept).scalars().all()
+    tx.connection.execute(delete(web_session).where(same, web_session.c.id.not_in(ids)))
+    times = {"began_at": tx.now, "used_at": tx.now}
+    row = {"digest": digest_of(token), "user_id": user_id, "name": name, "role": role, "address": address, **times}
+    tx.connection.execute(insert(web_session).values(row))
+    return token
+
+
+def _is_open(tx: Tx) -> ColumnElement[bool]:
+    idle, whole = timedelta(seconds=SESSION_IDLE_S_MAX), timedelta(seconds=SESSION_S_MAX)
+    return and_(web_session.c.used_at >= tx.now - idle, web_session.c.began_at >= tx.now - whole)
+
+
+def _locked(tx: Tx, name: str) -> Any:
+    row = tx.connection.execute(select(web_user).where(web_user.c.name == name).with_for_update()).first()
+    if row is None:
+        raise NoSuchRow("user", name)
+    return row

@@ -1,0 +1,138 @@
+"""What users may do on pages: the table of acts, and the forms for them.
+
+The words of an act are those of its command, of its row in the audit, and of its path: ``/act/dags-pause``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from headgate.store.access.audit import Action, Role
+
+RANKS: Final[dict[Role, int]] = {"nobody": 0, "viewer": 1, "operator": 2, "admin": 3}
+
+# The least role that may do it. There is a page for nothing else: all others are commands alone.
+ACTS: Final[dict[Action, Role]] = {
+    "dags pause": "operator",
+    "dags unpause": "operator",
+    "dags trigger": "operator",
+    "runs cancel": "operator",
+    "runs end": "operator",
+    "tasks clear": "operator",
+    "tasks mark-success": "operator",
+    "tasks mark-failed": "operator",
+    "triggers release": "operator",
+    "dlq redrive": "operator",
+    "dlq discard": "admin",
+    "watchers pause": "admin",
+    "watchers resume": "admin",
+    "watchers restart": "admin",
+    "watchers remove": "admin",
+    "pools set": "admin",
+}
+
+
+def act_path(action: Action) -> str:
+    """Return the path that the forms of an act are sent to."""
+    return f"/act/{action.replace(' ', '-')}"
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A field of a form. With ``options`` it is a choice, (value, text); ``is_flag``: a box to tick."""
+
+    name: str
+    label: str
+    value: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    placeholder: str = ""
+    is_flag: bool = False
+
+
+class Act(msgspec.Struct, frozen=True):
+    """A form for one act. ``about`` says which object it is for, and is sent as it stands."""
+
+    action: Action
+    label: str
+    about: Mapping[str, str | int]
+    fields: Sequence[Field] = ()
+
+    @property
+    def path(self) -> str:
+        """The path that it is sent to."""
+        return act_path(self.action)
+
+
+def may(role: Role, least: Role) -> bool:
+    """Whether a role may do what needs at least another."""
+    return RANKS[role] >= RANKS[least]
+
+
+# --- the acts on one thing -----------------------------------------------------------------------
+
+NOTE = Field("note", "Note")
+
+
+def of_dag(dag: str, *, is_paused: bool) -> tuple[Act, ...]:
+    """Return the acts on a DAG."""
+    pause = Act("dags unpause", "Unpause", {"dag": dag}) if is_paused else Act("dags pause", "Pause", {"dag": dag})
+    conf = Field("conf", "conf, as JSON", placeholder='{"n": 1}')
+    run_id = Field("run_id", "Name of the run", placeholder="manual__ and the time")
+    return (pause, Act("dags trigger", "Start a run", {"dag": dag}, (conf, run_id)))
+
+
+def of_run(dag: str, run_id: str, *, has_ended: bool) -> tuple[Act, ...]:
+    """Return the acts on a run."""
+    about = {"dag": dag, "run": run_id}
+    clear = Act("tasks clear", "Clear the tasks that failed ...", {**about, "which": "failed"})
+    whole = Act("tasks clear", "Clear all tasks ...", {**about, "which": "all"})
+    if has_ended:
+        return (clear, whole)
+    return (clear, whole, Act("runs end", "Start nothing more in it", about), Act("runs cancel", "Cancel it", about))
+
+
+def of_task(dag: str, run_id: str, task: str, *, has_ended: bool) -> tuple[Act, ...]:
+    """Return the acts on a task, or on a mapped one with all its instances."""
+    about = {"dag": dag, "run": run_id, "task": task}
+    downstream = Field("downstream", "with all tasks downstream", is_flag=True)
+    clear = Act("tasks clear", "Clear it ...", about, (downstream,))
+    if has_ended:
+        return (clear,)
+    marks = (Act("tasks mark-success", "Mark as succeeded", about), Act("tasks mark-failed", "Mark as failed", about))
+    return (clear, *marks)
+
+
+def of_watcher(name: str, *, hold: str | None) -> tuple[Act, ...]:
+    """Return the acts on a watcher."""
+    about = {"watcher": name}
+    remove = Act("watchers remove", "Remove it ...", about)
+    if hold is not None:
+        return (Act("watchers resume", "Resume", about), remove)
+    return (Act("watchers pause", "Pause", about), Act("watchers restart", "Restart", about), remove)
+
+
+def of_trigger(trigger_id: int, *, hold: str | None) -> tuple[Act, ...]:
+    """Return the acts on a trigger that is no watcher's, or whoever's, if it is held."""
+    return () if hold is None else (Act("triggers release", "Release", {"trigger": trigger_id}),)
+
+
+def of_letter(letter_id: int, state: str) -> tuple[Act, ...]:
+    """Return the acts on a dead letter in a state."""
+    redrive = Act("dlq redrive", "Redrive", {"letter": letter_id}, (NOTE,))
+    discard = Act("dlq discard", "Discard", {"letter": letter_id}, (NOTE,))
+    return {"open": (redrive, discard), "redriving": (redrive, discard), "at_broker": (discard,)}.get(state, ())
+
+
+def of_letters(which: Mapping[str, str]) -> tuple[Act, ...]:
+    """Return the acts on all dead letters of a filter."""
+    return (
+        Act("dlq redrive", "Redrive all of these ...", which, (NOTE,)),
+        Act("dlq discard", "Discard all of these ...", which, (NOTE,)),
+    )
+
+
+def of_pools() -> tuple[Act, ...]:
+    """Return the acts on pools."""
+    return (Act("pools set", "Set", {}, (Field("pool", "Pool"), Field("slots", "Slots"))),)

@@ -1,0 +1,295 @@
+"""What the forms of pages do: one verb of the store each, then back to the page; many letters in parts.
+
+Whatever may do much is asked for twice: the first answer says what it would do, and has the form that does it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from starlette.responses import RedirectResponse
+
+from headgate.protocol.errors import ProtocolError
+from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
+from headgate.protocol.values import decode_value, encode_value
+from headgate.store.access.acts import Tried
+from headgate.store.access.audit import Action
+from headgate.store.errors import LetterResolved, StoreError
+from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
+from headgate.store.store import Store
+from headgate.store.tasks.user_actions import Cleared, Mark
+from headgate.web.cells import path
+from headgate.web.views import Answer, BadRequest, Handler, Page, View
+
+CLEAR_S_MAX = 10.0  # of one request; what is left is said, and the same form goes on
+LETTERS_S_MAX = 2.0  # of one part
+FAILURES_MAX = 10  # in a row: whatever is wrong is wrong for the others, too
+BUSY_PAUSE_S = 0.05
+
+
+def done(view: View, *parts: str | int, **query: str | int | None) -> Answer:
+    """Return to a page, which says what was done."""
+    return RedirectResponse(path(*parts, **query, act=view.store.database.last_act), status_code=303)
+
+
+# --- DAGs, runs and tasks ------------------------------------------------------------------------
+
+
+def pause_dag(view: View) -> Answer:
+    """Pause a DAG."""
+    return _set_paused(view, is_paused=True)
+
+
+def unpause_dag(view: View) -> Answer:
+    """Have a DAG go on."""
+    return _set_paused(view, is_paused=False)
+
+
+def _set_paused(view: View, *, is_paused: bool) -> Answer:
+    dag = view.given("dag")
+    view.store.tasks.set_paused(dag, is_paused=is_paused)
+    return done(view, "dags", dag)
+
+
+def trigger_dag(view: View) -> Answer:
+    """Start a run of a DAG, with what its form says as conf."""
+    dag, conf, run_id = view.given("dag"), view.field("conf"), view.field("run_id")
+    encoded = None
+    if conf is not None:
+        try:
+            values = decode_value(conf.encode())
+            if not isinstance(values, dict):
+                raise ValueError("expected a JSON object")
+            encoded = encode_value(values, where="conf", bytes_max=KWARGS_BYTES_MAX)
+        except (ValueError, ProtocolError) as error:
+            raise BadRequest(f"conf: {error}") from None
+    name = run_id or f"manual__{view.store.inspect.now().isoformat()}"
+    view.store.tasks.create_run(dag, name, conf=encoded)
+    return done(view, "dags", dag, "runs", name)
+
+
+def cancel_run(view: View) -> Answer:
+    """End a run and its unfinished tasks as failed."""
+    line = view.store.inspect.run(view.given("dag"), view.given("run")).line
+    _repeat(lambda: view.store.tasks.cancel_run(line.id).is_ended)
+    return done(view, "dags", line.dag, "runs", line.run_id)
+
+
+def end_run(view: View) -> Answer:
+    """Have signals start nothing more in a run."""
+    line = view.store.inspect.run(view.given("dag"), view.given("run")).line
+    view.store.signals.end_run(line.id)
+    return done(view, "dags", line.dag, "runs", line.run_id)
+
+
+def clear(view: View) -> Answer:
+    """Clear tasks of a run; without a confirmation say which these would be."""
+    store, dag, task = view.store, view.given("dag"), view.field("task")
+    line = store.inspect.run(dag, view.given("run")).line
+    which = view.field("which")
+    if (task is None) == (which is None) or which not in (None, "failed", "all"):
+        raise BadRequest("say which: a task, or all, or those that failed")
+    names = [] if task is None else [store.inspect.find_task(dag, line.run_id, task).name.removesuffix("[]")]
+    clear_some = partial(
+        store.tasks.clear_many,
+        line.id,
+        names,
+        downstream=view.field("downstream") is not None,
+        only_failed=which == "failed",
+    )
+    if not view.is_confirmed:
+        try:
+            clear_some(is_tried_only=True)
+        except Tried as tried:
+            told = _told(tried.done)
+            return view.confirm("tasks clear", f"Clear tasks of {dag} {line.run_id}?", told, "Clear them")
+    cleared = clear_some()
+
+    def go_on() -> bool:
+        nonlocal cleared
+        if cleared.left is not None:
+            cleared = store.tasks.clear_on(cleared.left)
+        return cleared.left is None
+
+    _repeat(go_on)
+    return done(view, "dags", dag, "runs", line.run_id)
+
+
+def _told(cleared: Cleared) -> list[str]:
+    lines = [f"{name} begins again" for name in sorted(cleared.cleared)]
+    lines += [f"{count:,} instances of {name} begin again" for name, count in sorted(cleared.instances.items())]
+    if cleared.left is not None:
+        lines.append("and more, in further transactions")
+    lines += [f"{name} is being cleared already" for name in cleared.as_before]
+    return lines or ["There is nothing to clear."]
+
+
+def mark_success(view: View) -> Answer:
+    """End a task as succeeded."""
+    return _mark(view, "success")
+
+
+def mark_failed(view: View) -> Answer:
+    """End a task as failed."""
+    return _mark(view, "failed")
+
+
+def _mark(view: View, mark: Mark) -> Answer:
+    from headgate.store.tasks.user_actions import every_instance
+
+    store, dag = view.store, view.given("dag")
+    found = store.inspect.find_task(dag, view.given("run"), view.given("task").removesuffix("[]"))
+    if found.map_index < 0 and store.inspect.task(found).line.is_map:
+        _repeat(lambda: store.tasks.mark_map(found.dag_run_id, every_instance(found.task_id), mark).is_ended)
+    else:
+        store.tasks.mark(found.id, mark)
+    return done(view, "dags", dag, "runs", found.run_id, "tasks", found.name.removesuffix("[]"))
+
+
+def _repeat(step: Callable[[], bool]) -> None:
+    """Call until it is done. Raises `BadRequest` if that takes too long: a part is done then."""
+    ends_at = time.monotonic() + CLEAR_S_MAX
+    while not step():
+        if time.monotonic() > ends_at:
+            raise BadRequest("a part is done, and the rest is not: send the form again")
+        time.sleep(BUSY_PAUSE_S)
+
+
+# --- triggers and pools --------------------------------------------------------------------------
+
+
+def pause_watcher(view: View) -> Answer:
+    """Pause a watcher."""
+    view.store.pause_watcher(name := view.given("watcher"))
+    return _to_watcher(view, name)
+
+
+def resume_watcher(view: View) -> Answer:
+    """Have a watcher go on that is held."""
+    view.store.resume_watcher(name := view.given("watcher"))
+    return _to_watcher(view, name)
+
+
+def restart_watcher(view: View) -> Answer:
+    """Start the trigger of a watcher again."""
+    view.store.restart_watcher(name := view.given("watcher"))
+    return _to_watcher(view, name)
+
+
+def remove_watcher(view: View) -> Answer:
+    """Remove a watcher, once that is confirmed."""
+    name = view.given("watcher")
+    trigger_id, classpath = view.store.watcher_class(name)
+    if not view.is_confirmed:
+        lines = [f"Its trigger {trigger_id} ({classpath}) is cancelled, as by a user.", "Its events stay."]
+        return view.confirm("watchers remove", f"Remove the watcher {name}?", lines, "Remove it")
+    view.store.remove_watcher(name)
+    return done(view, "watchers")
+
+
+def _to_watcher(view: View, name: str) -> Answer:
+    return done(view, "triggers", view.store.watcher_class(name)[0])
+
+
+def release(view: View) -> Answer:
+    """Release a trigger that is held."""
+    view.store.release_trigger(trigger_id := view.given_number("trigger"))
+    return done(view, "triggers", trigger_id)
+
+
+def set_pool(view: View) -> Answer:
+    """Make a pool, or change its slots."""
+    view.store.tasks.set_pool(view.given("pool"), view.given_number("slots"))
+    return done(view, "pools")
+
+
+# --- dead letters --------------------------------------------------------------------------------
+
+
+def redrive(view: View) -> Answer:
+    """Redrive a dead letter, or all of a filter."""
+    return _on_letters(view, "dlq redrive", "Redrive")
+
+
+def discard(view: View) -> Answer:
+    """Discard a dead letter, or all of a filter."""
+    return _on_letters(view, "dlq discard", "Discard")
+
+
+def _verb(store: Store, action: Action, by: str, note: str) -> Callable[[int], Any]:
+    if action == "dlq redrive":
+        return lambda letter_id: store.letters.redrive(letter_id, by=by, note=note)
+    return lambda letter_id: store.letters.discard(letter_id, by=by, note=note)
+
+
+def _on_letters(view: View, action: Action, word: str) -> Answer:
+    act = _verb(view.store, action, view.user.name, view.field("note") or "")
+    if view.field("letter") is not None:
+        act(letter_id := view.given_number("letter"))
+        return done(view, "dead-letters", letter_id)
+    watcher, reason = view.field("watcher"), view.field("reason")
+    everything = view.field("everything") is not None
+    if (watcher is None and reason is None) != everything:
+        raise BadRequest("say which: a filter, or everything")
+    which = LetterFilter(watcher=watcher, reason=reason, states=UNRESOLVED if action == "dlq discard" else ("open",))
+    counts = view.store.inspect.count_letters(which)
+    if not view.is_confirmed:
+        newest = max((count.newest_id for count in counts), default=0)
+        lines = [f"{one.letters:,} {one.content} letters of {one.watcher or 'removed watchers'}" for one in counts]
+        more = {"up_to": str(newest), "after": "0", "done": "0"}
+        return view.confirm(action, f"{word} these?", lines or ["There are none."], word, more=more)
+    return _part_of_letters(view, action, word, which, act)
+
+
+def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter, act: Callable[[int], Any]) -> Answer:
+    """Act on as many letters as one request may; the answer has the form for the rest."""
+    after, up_to, count = view.given_number("after"), view.given_number("up_to"), view.given_number("done")
+    ends_at, failures, errors = time.monotonic() + LETTERS_S_MAX, 0, list[str]()
+    left = True
+    while left and failures < FAILURES_MAX and time.monotonic() < ends_at:
+        ids = view.store.inspect.letter_ids(which, after_id=after, up_to_id=up_to, limit=100)
+        left = bool(ids)
+        for letter_id in ids:
+            try:
+                act(letter_id)
+            except LetterResolved:
+                pass
+            except StoreError as error:
+                failures += 1
+                errors.append(str(error))
+            else:
+                failures, count = 0, count + 1
+            after = letter_id
+            if failures >= FAILURES_MAX or time.monotonic() >= ends_at:
+                break
+    if not left and not errors:
+        return done(view, "dead-letters")
+    lines = [f"{count:,} are done.", *errors[:FAILURES_MAX]]
+    if not left or failures >= FAILURES_MAX:
+        end = "These could not be done, and are as before." if not left else "Stopped: the others are as before."
+        return Page("confirm.html", word, {"lines": [*lines, end], "act": None}, lives=False)
+    more = {"up_to": str(up_to), "after": str(after), "done": str(count)}
+    return view.confirm(action, f"{word}: {count:,} done so far", lines, "Go on", more=more, goes_on=not errors)
+
+
+HANDLERS: Final[dict[Action, Handler]] = {
+    "dags pause": pause_dag,
+    "dags unpause": unpause_dag,
+    "dags trigger": trigger_dag,
+    "runs cancel": cancel_run,
+    "runs end": end_run,
+    "tasks clear": clear,
+    "tasks mark-success": mark_success,
+    "tasks mark-failed": mark_failed,
+    "triggers release": release,
+    "dlq redrive": redrive,
+    "dlq discard": discard,
+    "watchers pause": pause_watcher,
+    "watchers resume": resume_watcher,
+    "watchers restart": restart_watcher,
+    "watchers remove": remove_watcher,
+    "pools set": set_pool,
+}

@@ -1,0 +1,43 @@
+"""Stores that can write, each opened for one verb of one user. They have no key to encrypt or decrypt with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from headgate.store.access.audit import Actor
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.errors import DatabaseAway
+from headgate.store.store import Store
+
+WRITERS_MAX = 4  # at a time; pages that only read have connections of their own
+WAIT_S_MAX = 5.0
+
+
+class Writer:
+    """Opens stores for users of the pages."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is connected yet."""
+        self._url = url
+        self._free = threading.BoundedSemaphore(WRITERS_MAX)
+
+    @contextmanager
+    def store(self, actor: Actor | None) -> Generator[Store]:
+        """Lend a store whose verbs are recorded as acts of this user; with None only sessions may be written.
+
+        Raises `DatabaseAway` if `WRITERS_MAX` are in use for too long.
+        """
+        if not self._free.acquire(timeout=WAIT_S_MAX):
+            raise DatabaseAway("the database", f"{WRITERS_MAX} users are changing something already")
+        try:
+            engine = open_engine(self._url)
+            try:
+                with Store(engine, secrets=Secrets.none(), actor=actor) as store:
+                    yield store
+            finally:
+                engine.dispose()
+        finally:
+            self._free.release()

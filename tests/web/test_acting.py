@@ -1,0 +1,189 @@
+"""What users do on pages: by role, with the row of the audit, and the same as the commands do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, get_args
+
+import pytest
+from sqlalchemy import update
+from starlette.testclient import TestClient
+from tests.cli.test_audit import refuse
+from tests.store.harness import Query
+from tests.supervisor.tasks_harness import Tasks, task_states
+from tests.web.conftest import OURS, token_of
+from tests.web.test_guard import path_of
+
+from headgate.protocol.values import encode_value
+from headgate.store.access.audit import Action, Role
+from headgate.store.access.users import GUESS_WAIT_S_MAX, GUESSES_FREE, wait_s
+from headgate.store.store import Store
+from headgate.store.tables import web_guess
+from headgate.web.acts import ACTS, RANKS, act_path, may
+from headgate.web.routes import ROUTES
+
+ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
+SECRET = "of operators alone"
+
+
+Browser = Callable[[], TestClient]
+
+
+def log_in(client: TestClient, name: str, password: str) -> TestClient:
+    answer = client.post("/login", headers=OURS, data={"name": name, "password": password})
+    assert answer.status_code == 303, answer.text
+    return client
+
+
+@pytest.fixture
+def users(browser: Browser, store: Store) -> dict[str, TestClient]:
+    """A browser of a user of each role, who has the role's name."""
+    return {role: log_in(browser(), role, store.access.add_user(role, role)) for role in ROLES}
+
+
+def act(client: TestClient, action: Action, **form: str) -> Any:
+    return client.post(act_path(action), headers=OURS, data={"token": token_of(client), **form})
+
+
+def acts_of(query: Query) -> list[tuple[str, ...]]:
+    rows = query("SELECT * FROM audit WHERE action <> 'users log in' ORDER BY id")
+    return [(row["actor"], row["role"], row["via"], row["action"], row["object"], row["outcome"]) for row in rows]
+
+
+def test_each_role_may_call_its_routes_and_no_others(browser: Browser, users: dict[str, TestClient]) -> None:
+    stranger = browser()
+    for route in sorted(ROUTES, key=lambda route: route.path == "/logout"):
+        for role in get_args(Role):
+            client = users.get(role, stranger)
+            data = {"token": token_of(client)} if role != "nobody" and route.method == "POST" else None
+            answer = client.request(route.method, path_of(route), headers=OURS, data=data)
+            if route.role == "nobody":
+                assert answer.status_code in (200, 303, 403), (role, route)
+            elif role == "nobody":
+                assert answer.status_code == 303, route
+                assert answer.headers["location"].startswith("/login")
+            else:
+                is_refused = answer.status_code == 403 and "This is for the role" in answer.text
+                assert is_refused == (RANKS[role] < RANKS[route.role]), (role, route, answer.status_code)
+    assert {route.action for route in ROUTES if route.action} == set(ACTS)
+    assert all(route.method == "POST" and may(route.role, "operator") for route in ROUTES if route.action)
+
+
+def test_a_user_acts_on_tasks_and_the_audit_says_who(users: dict[str, TestClient], etl: Tasks, query: Query) -> None:
+    client, run = users["operator"], {"dag": "etl", "run": "r1"}
+    paused = act(client, "dags pause", dag="etl")
+    assert paused.status_code == 303
+    shown = client.get(paused.headers["location"]).text
+    assert "dags pause, DAG etl: is_paused: False, now True" in shown
+    assert ">Unpause<" in shown
+    assert ">Unpause<" not in users["viewer"].get("/dags/etl").text
+    assert act(client, "dags trigger", dag="etl", run_id="mine", conf='{"a": "' + SECRET + '"}').status_code == 303
+    assert act(client, "dags trigger", dag="etl", conf="[1]").status_code == 400
+    assert act(client, "tasks mark-failed", **run, task="a").status_code == 303
+
+    asked = act(client, "tasks clear", **run, which="failed")
+    assert (asked.status_code, "a begins again" in asked.text) == (200, True)
+    assert task_states(etl.store, etl.run)["a"].value == "failed", "it was only asked"
+    assert act(client, "tasks clear", **run, which="failed", confirmed="1").status_code == 303
+    assert task_states(etl.store, etl.run)["a"].value == "none"
+    assert act(client, "runs cancel", **run).status_code == 303
+    assert act(client, "runs cancel", dag="etl", run="none").status_code == 404
+    assert [row[3:] for row in acts_of(query) if row[0] == "operator"] == [
+        ("dags pause", "DAG etl", "done"),
+        ("dags trigger", "run etl mine", "done"),
+        ("tasks mark-failed", "task etl r1 a", "done"),
+        ("tasks clear", "run etl r1", "done"),
+        ("runs cancel", "run etl r1", "done"),
+    ]
+    assert {row[:3] for row in acts_of(query) if row[0] == "operator"} == {("operator", "operator", "web")}
+    assert SECRET in client.get("/dags/etl/runs/mine").text
+    assert SECRET not in users["viewer"].get("/dags/etl/runs/mine").text
+    assert "mark-failed" in users["operator"].get("/audit").text
+    assert json.loads(client.get("/audit.json?object=DAG+etl").text)["rows"][0]["after"] == {"is_paused": True}
+
+
+def test_a_user_acts_on_triggers_letters_and_pools(users: dict[str, TestClient], etl: Tasks, query: Query) -> None:
+    client, store = users["admin"], etl.store
+    trigger_id = store.add_watcher("w", "a.B", {})
+    store.claim_triggers(etl.epoch, limit=1, queues=("default",))
+    letters = refuse(etl, trigger_id, 5)
+    holds: list[tuple[Action, str | None]] = [("watchers pause", "paused"), ("watchers resume", None)]
+    for action, hold in [*holds, ("watchers restart", None)]:
+        assert act(client, action, watcher="w").status_code == 303
+        assert store.inspect.trigger_line(trigger_id).hold == hold
+    assert act(client, "watchers pause", watcher="none").status_code == 404
+    assert act(client, "pools set", pool="wide", slots="7").status_code == 303
+    assert act(client, "pools set", pool="wide", slots="-1").status_code == 400
+
+    assert act(client, "dlq redrive", letter=str(letters[0]), note="again").status_code == 303
+    refused = act(client, "dlq redrive", letter=str(letters[0]))
+    assert (refused.status_code, "redriven already, by admin" in refused.text) == (409, True)
+    assert act(client, "dlq discard").status_code == 400, "no filter"
+    asked = act(client, "dlq discard", watcher="w")
+    assert (asked.status_code, "4 event letters of w" in asked.text) == (200, True)
+    form = {"watcher": "w", "confirmed": "1", "up_to": str(letters[3]), "after": "0", "done": "0"}
+    assert act(client, "dlq discard", **form).status_code == 303
+    assert [row["state"] for row in query("SELECT state FROM dead_letter ORDER BY id")] == [
+        "redriven",
+        *["discarded"] * 3,
+        "open",
+    ]
+    asked = act(client, "watchers remove", watcher="w")
+    assert (asked.status_code, "Remove the watcher w?" in asked.text) == (200, True)
+    assert act(client, "watchers remove", watcher="w", confirmed="1").status_code == 303
+    mine = [row[3:5] for row in acts_of(query) if row[0] == "admin"]
+    assert mine.count(("dlq discard", "dead letters")) == 1
+    assert mine[-1] == ("watchers remove", "watcher w")
+    payload = encode_value("big", where="p").decode()
+    assert payload in users["operator"].get("/dead-letters.json?state=any").text.replace('\\"', '"')
+    assert "payload_head" not in users["viewer"].get("/dead-letters.json?state=any").text
+    assert "Operators can see it." in users["viewer"].get(f"/dead-letters/{letters[4]}").text
+
+
+def test_users_log_in_slower_and_slower_and_are_told_nothing(browser: Browser, store: Store, query: Query) -> None:
+    password, client = store.access.add_user("ada", "viewer"), browser()
+
+    def try_in(name: str, password: str) -> tuple[int, str]:
+        answer = client.post("/login", headers=OURS, data={"name": name, "password": password})
+        return answer.status_code, answer.text
+
+    def guessed(failures: int, ago: timedelta) -> None:
+        with store.database.writing() as tx:
+            tx.connection.execute(update(web_guess).values(failures=failures, last_at=tx.now - ago))
+
+    wrong = try_in("ada", "wrong")
+    assert wrong[0] == 403
+    assert try_in("nobody", "wrong") == wrong, "whether there is such a user is not told"
+    assert [row["failures"] for row in query('SELECT * FROM web_guess ORDER BY "user"')] == [2, 1, 1]
+    guessed(GUESSES_FREE + 20, timedelta(seconds=GUESS_WAIT_S_MAX - 60))
+    assert try_in("ada", password) == wrong, "it is too early"
+    refused = query("SELECT actor, role FROM audit WHERE outcome = 'refused' ORDER BY id")
+    assert [tuple(row.values()) for row in refused] == [("ada", "nobody"), ("nobody", "nobody")]
+    guessed(GUESSES_FREE + 20, timedelta(seconds=GUESS_WAIT_S_MAX + 60))
+    assert try_in("ada", password) == (303, "")
+    assert [row["user"] for row in query("SELECT * FROM web_guess")] == ["nobody"]
+    waits = [wait_s(failures) for failures in (0, 1, 2, 9, 10, 10_000)]
+    assert waits == [1, 2, 4, 512, GUESS_WAIT_S_MAX, GUESS_WAIT_S_MAX]
+
+
+def test_a_session_ends_with_its_user_and_has_the_role_of_now(browser: Browser, store: Store, query: Query) -> None:
+    password = store.access.add_user("ada", "viewer")
+    client = log_in(browser(), "ada", password)
+    assert client.get("/audit").status_code == 403
+    store.access.set_user("ada", role="operator")
+    assert client.get("/audit").status_code == 200
+    session = client.cookies["headgate-8780"]
+    assert session not in json.dumps([dict(row) for row in query("SELECT * FROM web_session")], default=str)
+    assert password not in json.dumps([dict(row) for row in query("SELECT * FROM web_user")], default=str)
+    assert store.access.users()[0].sessions == 1
+    assert store.access.revoke_sessions("ada") == 1
+    assert client.get("/runs").status_code == 303
+    again = log_in(browser(), "ada", password)
+    new = store.access.set_user("ada", makes_password=True)
+    assert again.get("/runs").status_code == 303
+    assert new is not None
+    last = log_in(browser(), "ada", new)
+    store.access.remove_user("ada")
+    assert last.get("/runs").status_code == 303
