@@ -67,12 +67,8 @@ def keep(tx: Tx, dag_id: DagRowId, wait_id: int, rows: Sequence[tuple[Any, ...]]
 
 # --- signals that wait ---------------------------------------------------------------------------
 
-_BACKLOGS = (
-    select(
-        *BACKLOG_COLUMNS,
-        func.count(_S.wait_id.distinct()).label("sources"),
-        func.min(_S.sent_at).label("first_at"),
-    )
+_BACKLOGS = Prepared(
+    select(*BACKLOG_COLUMNS, func.count(_S.wait_id.distinct()), func.min(_S.sent_at))
     .select_from(dag_signal.join(dag, dag.c.id == _S.dag_id))
     .where(IS_WAITING)
     .group_by(dag.c.id)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 import msgspec
-from sqlalchemy import Select, and_, bindparam, delete, func, insert, literal_column, select, update
+from sqlalchemy import and_, bindparam, delete, func, insert, literal_column, select, update
 
 from headgate.protocol.messages.schedules import AssetSchedule, Schedule
 from headgate.scheduling.contracts import Backlog, EventRun, Waiting
@@ -117,7 +116,7 @@ _ACTIVE = (
     .correlate(dag)
     .scalar_subquery()
 )
-# The columns of a statement for `read_backlogs`; it has ``sources`` and ``first_at`` besides.
+# The columns of a statement for `read_backlogs`; behind them it has the number of sources, and the first moment.
 BACKLOG_COLUMNS = (
     *(dag.c.id, dag.c.name, dag.c.spec_hash, dag.c.is_paused, dag.c.removed_at),
     *((dag.c.max_active_runs - _ACTIVE).label("room"), func.count().label("events")),
@@ -126,12 +125,8 @@ BACKLOG_COLUMNS = (
 SUBSCRIBED = and_(
     asset_subscription.c.dag_id == waiting_event.c.dag_id, asset_subscription.c.asset_id == waiting_event.c.asset_id
 )
-_BACKLOGS = (
-    select(
-        *BACKLOG_COLUMNS,
-        func.count(waiting_event.c.asset_id.distinct()).label("sources"),
-        func.min(waiting_event.c.stored_at).label("first_at"),
-    )
+_BACKLOGS = Prepared(
+    select(*BACKLOG_COLUMNS, func.count(waiting_event.c.asset_id.distinct()), func.min(waiting_event.c.stored_at))
     .select_from(waiting_event.join(asset_subscription, SUBSCRIBED).join(dag, dag.c.id == waiting_event.c.dag_id))
     .group_by(dag.c.id)
     .order_by(dag.c.id)
@@ -143,18 +138,20 @@ def backlogs(tx: Tx) -> list[Backlogged]:
     return read_backlogs(tx, _BACKLOGS)
 
 
-def read_backlogs(tx: Tx, statement: Select[*tuple[Any, ...]]) -> list[Backlogged]:
+def read_backlogs(tx: Tx, statement: Prepared) -> list[Backlogged]:
     """Return the DAGs for whose runs something waits, of which each is a row."""
     return [
         Backlogged(
-            DagRowId(row.id),
-            row.name,
-            row.spec_hash,
-            bool(row.is_paused) or row.removed_at is not None,
-            row.room,
-            Backlog(row.events, row.sources, row.first_at),
+            DagRowId(id_),
+            name,
+            spec_hash,
+            bool(is_paused) or removed_at is not None,
+            room,
+            Backlog(events, sources, read(tx.connection, first_at)),
         )
-        for row in tx.connection.execute(statement)
+        for id_, name, spec_hash, is_paused, removed_at, room, events, sources, first_at in (
+            statement.run(tx.connection).fetchall()
+        )
     ]
 
 

@@ -134,7 +134,7 @@ class Scheduler:
 
     def wake_at(self) -> float:
         """Return the time at which `step` must be called even if nothing happens."""
-        return max(self._retry.at, min(duty.due_at for duty in self._duties))
+        return max(self._retry.at, min([duty.due_at for duty in self._duties]))
 
     def step(self, epoch: Epoch, now: float) -> SchedulerStep:
         """Run the most urgent due duty, if any. Raises `LeaseLost` if another supervisor has fenced ``epoch``."""

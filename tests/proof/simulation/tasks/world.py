@@ -79,6 +79,8 @@ class SimulatedFiles:
 
     def step(self, epoch: int, now: float) -> bool:
         """Store what a file says, if that is new."""
+        if self._seen == self._world.versions:
+            return False
         for file, version in self._world.versions.items():
             if self._seen.get(file) != version:
                 spec = self._world.specs[file]
