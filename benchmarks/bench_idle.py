@@ -10,8 +10,9 @@ import contextlib
 import sys
 import time
 from collections.abc import Generator
+from functools import partial
 
-from benchmarks import idlers, kernel, pairs
+from benchmarks import idlers, kernel, pairs, stations
 from benchmarks.databases import fresh
 from benchmarks.harness import Bench, Case, Figure, Figures, Options, Target, main
 from benchmarks.pairs import Pair
@@ -19,7 +20,19 @@ from benchmarks.proxy import in_front_of
 
 CPU = "CPU time a minute"
 STATEMENTS = "statements a minute"
+OF_SUPERVISOR = "of it the supervisor"
 SETTLE_S = 1.0  # until the work of the start is done
+WITHIN_S = 60.0
+RULES, RULED_TASKS = 1000, 100  # of each run
+RULED = f"""
+from benchmarks.users.tasks import Empty
+from headgate.signals import On
+from headgate.tasks.graph import DAG
+
+with DAG("ruled"):
+    for number in range({RULED_TASKS}):
+        Empty(task_id=f"t{{number}}", signals=[On("never sent")])
+"""
 
 
 @contextlib.contextmanager
@@ -49,20 +62,44 @@ def run_pair(kind: str, count: int, window_s: float) -> Figures:
     return {
         CPU: sum(used_s.values()),
         "of it the runner": used_s["runner"],
-        "of it the supervisor": used_s["supervisor"],
+        OF_SUPERVISOR: used_s["supervisor"],
         STATEMENTS: statements,
     }
+
+
+def run_rules(kind: str, rules: int, window_s: float) -> Figures:
+    """Look at a ``headgate up`` that has so many open rules of tasks about signals, for ``window_s`` seconds."""
+    with stations.running(kind, RULED, counts_statements=True) as station:
+        station.wait_dag("ruled")
+        for number in range(rules // RULED_TASKS):
+            station.create_run("ruled", f"run-{number}")
+        station.wait_rules(rules, WITHIN_S)
+        time.sleep(min(SETTLE_S, window_s))
+        supervisor, board = station.pair.supervisor_pid, station.pair.board
+        cpu_before_s, statements_before = kernel.cpu_s(supervisor), board["statements"]
+        time.sleep(window_s)
+        used_s = (kernel.cpu_s(supervisor) - cpu_before_s) * 60 / window_s
+        return {OF_SUPERVISOR: used_s, STATEMENTS: (board["statements"] - statements_before) * 60 / window_s}
+
+
+def rules_case(kind: str, window_s: float) -> Case:
+    """Return the case of 1,000 rules; its baseline is none."""
+    ruled, none = partial(run_rules, kind, RULES, window_s), partial(run_rules, kind, 0, window_s)
+    figures = [Figure(OF_SUPERVISOR, "s"), Figure(STATEMENTS, "")]
+    return Case(f"{kind}, {RULES:,} rules about signals", figures, ruled, none)
 
 
 def cases(options: Options) -> list[Case]:
     """Return one case for each database and number of triggers."""
     window_s = options.of(15.0, 5.0, 0.2)
-    return [
+    kinds = options.of(options.databases, options.databases[:1], options.databases)
+    of_triggers = [
         case(kind, count, window_s, empty)
-        for kind in options.of(options.databases, options.databases[:1], options.databases)
+        for kind in kinds
         for empty in [Empty(kind, window_s)]
         for count in options.of((0, 1000, 10_000), (0, 1000), (0, 20))
     ]
+    return of_triggers + [rules_case(kind, window_s) for kind in kinds]
 
 
 class Empty:
@@ -90,7 +127,7 @@ def case(kind: str, count: int, window_s: float, empty: Empty) -> Case:
     figures = [
         Figure(CPU, "s", cpu),
         Figure("of it the runner", "s"),
-        Figure("of it the supervisor", "s"),
+        Figure(OF_SUPERVISOR, "s"),
         Figure(STATEMENTS, "", statements),
     ]
     if not count:
@@ -101,7 +138,7 @@ def case(kind: str, count: int, window_s: float, empty: Empty) -> Case:
 BENCH = Bench(
     "idle",
     "idle: what a pair takes while nothing happens",
-    "a pair without triggers",
+    "a pair without triggers; of rules: a supervisor without any",
     cases,
     repeats=1,
 )

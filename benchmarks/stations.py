@@ -14,10 +14,11 @@ from benchmarks import pairs
 from benchmarks.databases import KEYS, Database, fresh
 from benchmarks.harness import BenchFailed
 from benchmarks.pairs import Pair
+from benchmarks.proxy import in_front_of
 from headgate.protocol.values import encode_value
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
-from headgate.store.tables import dag_run, task_instance, task_stream, trigger_event
+from headgate.store.tables import dag_run, signal_wait, task_instance, task_stream, trigger_event
 from headgate.supervisor.logs import task_log_files
 
 WORKERS = 4
@@ -93,6 +94,11 @@ class Station:
         those = select(count - func.count()).select_from(task_instance).where(task_instance.c.state == state)
         self._wait_none(those, f"{count:,} tasks are {state}", within_s)
 
+    def wait_rules(self, count: int, within_s: float) -> None:
+        """Wait until so many rules of tasks about signals are open, and none is to be held against anything."""
+        those = select(count - func.count()).select_from(signal_wait).where(signal_wait.c.is_fresh.is_(False))
+        self._wait_none(those, f"{count:,} rules wait", within_s)
+
     def times_of(self, run: int) -> RunTimes:
         """Return the times of a run that has ended."""
         first = select(func.min(task_instance.c.started_at)).where(task_instance.c.dag_run_id == run).scalar_subquery()
@@ -148,16 +154,29 @@ class Station:
 
 @contextlib.contextmanager
 def running(
-    kind: str, dag_file: str, *, moments: int = 0, command: tuple[str, ...] = pairs.PLAIN
+    kind: str,
+    dag_file: str,
+    *,
+    moments: int = 0,
+    command: tuple[str, ...] = pairs.PLAIN,
+    counts_statements: bool = False,
 ) -> Generator[Station]:
-    """Give a station that has this DAG file, and a board with room for so many moments; it is drained afterwards."""
-    with fresh(kind) as database:
+    """Give a station that has this DAG file, and a board with room for so many moments; it is drained afterwards.
+
+    If it ``counts_statements`` the board has those of its supervisor.
+    """
+    with fresh(kind) as database, contextlib.ExitStack() as stack:
         folder = database.folder / "dags"
         folder.mkdir()
         (folder / "dag.py").write_text(dag_file)
         board = pairs.new_board(database, moments)
+        seen = database
+        if counts_statements and kind == "sqlite":
+            command = ("-m", "benchmarks.watched", "--board", board.path)
+        elif counts_statements:
+            seen = database._replace(url=stack.enter_context(in_front_of(database.url, board=board)))
         with (
-            pairs.running(database, board, command=command, subcommand="up", workers=WORKERS) as pair,
+            pairs.running(seen, board, command=command, subcommand="up", workers=WORKERS) as pair,
             Store(database.engine(), secrets=Secrets([KEYS], source="the benchmarks")) as store,
             contextlib.closing(Station(pair, store, database)) as station,
         ):

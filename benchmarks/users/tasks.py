@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from benchmarks.board import Board, open_board
-from headgate.signals import SignalService
+from headgate.signals import SignalAction, SignalService, SignalVersion
 from headgate.tasks.context import Context
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.schedule import Batch, Each
@@ -44,6 +44,14 @@ class Listening(BaseOperator):
         """Listen from the first signal on."""
         signals = SignalService().listen_signal("the bench", "bench", after=0)
         return [time.time() for _ in zip(range(context["params"]["sends"]), signals, strict=False)]
+
+
+class Deciding(Empty):
+    """Starts by every signal, as its own code says."""
+
+    def on_signal(self, signal: SignalVersion) -> SignalAction:
+        """Start."""
+        return SignalAction.START
 
 
 class Sending(BaseOperator):
