@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 
+import structlog
 import uvicorn
 
 from headgate.supervisor.metrics.address import Address
 from headgate.web.app import make_app
 from headgate.web.views import Site
+
+log = structlog.get_logger(__name__)
 
 CONNECTIONS_MAX = 200
 IDLE_S_MAX = 30  # of a connection that a browser keeps open
@@ -61,6 +65,8 @@ def url_of(listener: socket.socket, token: str) -> str:
 def serve(site: Site, listener: socket.socket, *, tell: Callable[[str], None]) -> None:
     """Answer requests until SIGTERM or Ctrl-C. ``tell`` is given the link to log in with, once it can be opened."""
     tell(url_of(listener, site.links.new()))
+    host, port, *_ = listener.getsockname()
+    log.info("serving pages", address=f"{host}:{port}", pid=os.getpid())
     config = uvicorn.Config(
         make_app(site),
         http="h11",

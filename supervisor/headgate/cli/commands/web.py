@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+import time
 from typing import Annotated
 
 import typer
 
 from headgate.cli.commands.why import liveness_here
 from headgate.cli.invocation import CommandError, invocation
+
+END_S_MAX = 5.0  # requests may end within 3 s
+
+
+def _end_with_stdin() -> None:
+    """End this process when its parent does, which holds the other end of its standard input."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(END_S_MAX)
+    os._exit(1)
 
 
 def web(
@@ -19,12 +34,15 @@ def web(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Nobody can do anything on them, and nothing is written.")
     ] = False,
+    with_stdin: Annotated[bool, typer.Option("--with-stdin", hidden=True, help="End with standard input.")] = False,
 ) -> None:
     """Serve pages that show everything, with forms for what their users may do, until SIGTERM or Ctrl-C.
 
     It prints a link to log in with, which can be opened once, within a minute. It needs the extra `web` of the package
     (docs/web.md), and neither users' code nor the encryption keys: it may run as another user, or on another machine.
     """
+    if with_stdin:
+        threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
         from headgate.web import server
     except ImportError as error:
