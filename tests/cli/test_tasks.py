@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -13,8 +14,11 @@ from tests.store.harness import Query, register
 from tests.store.tasks.streams_harness import stream_wait
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
+from headgate.protocol.messages.steps import StepFailed
 from headgate.protocol.values import encode_value
+from headgate.store.facts.spans import StepSpan
 from headgate.store.store import Store
+from headgate.store.tasks.outcomes import StepEnd
 from headgate.supervisor.serve import machine_identity
 
 # --- tasks -----------------------------------------------------------------------------------------
@@ -33,6 +37,17 @@ def test_tasks_are_listed_and_shown(call_database: Any, etl: Tasks) -> None:
     assert "last error:\n  Traceback\n  ValueError: no\n" in shown
     (row,) = call_database("tasks", "show", "etl", "r1", "a", "--json").rows()
     assert (row["xcoms"], row["last_error"], row["try_number"]) == ({"k": 7}, "Traceback\nValueError: no", 1)
+
+
+def test_a_task_shows_what_it_did_with_its_time(call_database: Any, etl: Tasks) -> None:
+    etl.plan()
+    (task,) = etl.dispatch(limit=1)
+    end = StepEnd(task.id, task.token, StepFailed("no"), span=StepSpan(task.try_number, task.ready_at, 0.0))
+    etl.store.tasks.store_ends(etl.epoch, [end])
+    shown = call_database("tasks", "show", "etl", "r1", "a").out
+    assert re.search(r"what it did with its time:\n.*\n( *1 +queued .*\n)? *1 +running .* failed\n", shown)
+    (row,) = call_database("tasks", "show", "etl", "r1", "a", "--json").rows()
+    assert [(each["phase"], each["outcome"]) for each in row["phases"]][-1] == ("running", "failed")
 
 
 def test_tasks_are_cleared_with_what_comes_after_them(call_database: Any, etl: Tasks) -> None:

@@ -44,6 +44,7 @@ def test_a_trigger_that_ends_without_an_event_or_fails_resumes_its_task_to_fail(
         assert (told["traceback"], told["reason"]) == ("Traceback ...", "trigger_failure")
         assert task.event is None
         store.tasks.mark(tasks.a, "failed")
+        ends.lose_worker(store.tasks, tasks.epoch, tasks.a, task.token, "it was marked")
         tasks.clear_it()
 
 

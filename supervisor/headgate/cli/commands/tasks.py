@@ -14,12 +14,14 @@ from headgate.cli.lists import ROWS_LISTED, AllOption, JsonOption, RowsOption, W
 from headgate.cli.options import DagArgument, RunArgument, SinceOption, TaskArgument, since
 from headgate.cli.output import payload
 from headgate.cli.progress import ProgressShown
-from headgate.cli.tables import Column, fields, print_block
+from headgate.cli.tables import Column, fields, print_block, print_table
 from headgate.cli.task_lines import TASK_COLUMNS, instances_of
+from headgate.presentation.moments import duration
 from headgate.protocol.messages.dags import TaskState
 
 if TYPE_CHECKING:
     from headgate.store.inspect.runs import TaskDetail, TaskRef
+    from headgate.store.inspect.spans import Phase
     from headgate.store.store import Store
     from headgate.store.tasks.user_actions import Cleared, Mark, StreamClear, ToClear
 
@@ -30,6 +32,15 @@ app.command("logs")(task_logs.logs)
 _SHOWN: tuple[Column, ...] = (
     *("dag", "run_id"),
     *TASK_COLUMNS,
+)
+
+
+PHASES_SHOWN = 20  # of a task, the newest; --json has all that are kept
+_PHASES_SHOWN: tuple[Column, ...] = (
+    ("try", lambda phase: phase.try_number),
+    *("phase", "began_at"),
+    ("took", lambda phase: duration(phase.began_at, phase.ended_at) or "until now"),
+    "outcome",
 )
 
 
@@ -63,27 +74,30 @@ def list_tasks(
 def show(
     ctx: typer.Context, dag: DagArgument, run: RunArgument, task: TaskArgument, as_json: JsonOption = False
 ) -> None:
-    """Show a task: its state, its times, its upstream tasks, its XComs, its last error."""
+    """Show a task: its state, its times, its upstream tasks, its XComs, what it did with its time, its last error."""
     with invocation(ctx).store() as store:
         for number, ref in enumerate(store.inspect.find_tasks(dag, run, task)):
             if number and not as_json:
                 print()
-            _show(store.inspect.task(ref), as_json=as_json)
+            _show(store.inspect.task(ref), store.inspect.task_spans(ref), as_json=as_json)
 
 
-def _show(detail: TaskDetail, *, as_json: bool) -> None:
+def _show(detail: TaskDetail, phases: Sequence[Phase], *, as_json: bool) -> None:
     record = fields(detail.line, detail.line.__struct_fields__)
     others = [name for name in detail.__struct_fields__ if name not in ("line", "xcoms")]
     record |= fields(detail, others)
     error = record.pop("last_error")
     xcoms = {key: payload(value) for key, value in detail.xcoms.items()}
     if as_json:
-        print_record(record | {"xcoms": xcoms, "last_error": error}, as_json=True)
+        print_record(record | {"xcoms": xcoms, "last_error": error, "phases": phases}, as_json=True)
         return
     if record["map_index"] < 0:
         del record["map_index"]
     record["instances"] = instances_of(detail.line)
     print_record(record | {f"XCom {key}": value for key, value in xcoms.items()}, as_json=False)
+    if phases:
+        print("\nwhat it did with its time:")
+        print_table(phases[-PHASES_SHOWN:], _PHASES_SHOWN)
     if error:
         print("\nlast error:")
         print_block(error)

@@ -12,13 +12,13 @@ from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.facts.spans import StepEndName
-from headgate.store.inspect.runs import run_id_of
+from headgate.store.inspect.runs import TaskRef, run_id_of
 from headgate.store.tables import task_instance, task_span
 
 SPANS_READ_MAX = 10_000  # of one run, the first tasks' first
@@ -49,27 +49,35 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class SpanInspection(Verbs):
-    """The query about phases."""
+    """The queries about phases."""
 
     @reading
     def spans(self, tx: Tx, dag: str, run_id: str) -> list[Phase]:
         """Return the phases of all tasks of a run that has begun, by task, in their order. Raises `NoSuchRow`."""
-        run = run_id_of(tx, dag, run_id)
-        ended = (_S.ended_at.label("step_ended_at"), _S.ready_at, _S.began_at, _S.outcome)
-        rows = (
-            select(
-                *(_C.id, _C.task_id, _C.map_index, _C.state, _C.try_number, _C.scheduled_at, _C.started_at),
-                *(_C.ended_at, func.coalesce(_S.try_number, _C.try_number).label("step_try"), *ended),
-            )
-            .select_from(task_instance.outerjoin(task_span, _S.task_instance_id == _C.id))
-            .where(_C.dag_run_id == run, _C.map_length.is_(None))
-            .order_by(_C.map_index, _C.id, _S.ended_at)
-            .limit(SPANS_READ_MAX)
+        return _read(tx, _C.dag_run_id == run_id_of(tx, dag, run_id))
+
+    @reading
+    def task_spans(self, tx: Tx, task: TaskRef) -> list[Phase]:
+        """Return the phases of one task, in their order; a mapped task itself has none."""
+        return _read(tx, _C.id == task.id)
+
+
+def _read(tx: Tx, which: ColumnElement[bool]) -> list[Phase]:
+    ended = (_S.ended_at.label("step_ended_at"), _S.ready_at, _S.began_at, _S.outcome)
+    rows = (
+        select(
+            *(_C.id, _C.task_id, _C.map_index, _C.state, _C.try_number, _C.scheduled_at, _C.started_at),
+            *(_C.ended_at, func.coalesce(_S.try_number, _C.try_number).label("step_try"), *ended),
         )
-        found: list[Phase] = []
-        for _, of_task in groupby(tx.connection.execute(rows), key=lambda row: row.id):
-            found += _phases(list(of_task))
-        return found
+        .select_from(task_instance.outerjoin(task_span, _S.task_instance_id == _C.id))
+        .where(which, _C.map_length.is_(None))
+        .order_by(_C.map_index, _C.id, _S.ended_at)
+        .limit(SPANS_READ_MAX)
+    )
+    found: list[Phase] = []
+    for _, of_task in groupby(tx.connection.execute(rows), key=lambda row: row.id):
+        found += _phases(list(of_task))
+    return found
 
 
 def _phases(rows: Sequence[Any]) -> Iterator[Phase]:
