@@ -32,6 +32,7 @@ NAMES = (
     "outbox",
     "rabbitmq",
     "nats",
+    "kafka",
     "sqs",
     "mqtt",
     "latency",

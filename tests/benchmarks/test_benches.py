@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.__main__ import NAMES
+from benchmarks.bench_kafka import noida_is_there
 from benchmarks.bench_mqtt import mosquitto_is_there
 from benchmarks.bench_nats import nats_answers
 from benchmarks.bench_outbox import outbox_answers
@@ -28,6 +29,7 @@ ANSWERS: dict[str, Callable[[], bool]] = {
     "outbox": outbox_answers,
     "rabbitmq": rabbitmq_answers,
     "nats": nats_answers,
+    "kafka": noida_is_there,
     "sqs": sqs_station.is_there,
     "mqtt": mosquitto_is_there,
 }

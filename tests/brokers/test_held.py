@@ -154,3 +154,19 @@ def test_whatever_happens_lanes_are_acknowledged_in_order_and_nothing_is_forgott
         for delivery in flown:
             flying[delivery.message.ref[0]].append(delivery)
     assert len(held) == held.bytes == sum(taken) - sum(acknowledged)
+
+
+def test_lanes_that_another_reader_has_are_forgotten_and_no_outcome_of_them_is_settled(held: HeldMessages) -> None:
+    first, failed, resolved, kept = held.take(
+        [message("1", "a"), message("2", "b"), message("3", "c"), message("4", "d")]
+    )
+    held.resolve(failed, FAILED, 0.0)
+    held.resolve(resolved, ACKED, 0.0)
+    held.resolve(kept, ACKED, 0.0)
+    held.drop({"a", "b", "c", "nobody's"})
+    held.resolve(first, ACKED, 0.0)
+    assert (held.refs, held.bytes, held.next_due()) == (["4"], 1, None)
+    again = held.take([message("1", "a")])
+    assert refs(again) == ["1"], "the lane has come back, and what was handed out before is another delivery"
+    held.resolve(again[0], ACKED, 0.0)
+    assert settle(held) == ["4", "1"]

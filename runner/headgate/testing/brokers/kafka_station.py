@@ -205,8 +205,13 @@ class KafkaStation(Station):
     # --- our own client, past the tap ------------------------------------------------------------------------
 
     @property
+    def address(self) -> str:
+        """Host and port of the server itself."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
     def _config(self) -> dict[str, Any]:
-        return {"bootstrap.servers": f"127.0.0.1:{self._port}", "log_level": 0, "reconnect.backoff.max.ms": 200}
+        return {"bootstrap.servers": self.address, "log_level": 0, "reconnect.backoff.max.ms": 200}
 
     def admin(self) -> KafkaAdmin:
         """Return a client that asks about topics; close it."""

@@ -1,0 +1,120 @@
+"""Errors of a cluster, injected by librdkafka's mock: each is trouble, a mistake or the end, and costs no message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from tests.brokers.servers.kafka_mock import FETCH, JOIN_GROUP, OFFSET_COMMIT, MockCluster
+
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.clients.kafka_client import Consumer, KafkaAdmin, KafkaError, Producer, TopicFound, TopicPartition
+from headgate.brokers.kafka import KafkaTrigger
+from headgate.testing.brokers.reading import Reading, names
+from headgate.testing.brokers.station import CONNECTION, WITHIN_S, wait_until
+
+TOPIC, GROUP = "orders", "accounting"
+
+
+class Cluster(MockCluster):
+    """A mock with one topic, and a client for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.create_topic(TOPIC)
+        self.uri = f"kafka://{self.address}/?session.timeout.ms=2000&heartbeat.interval.ms=500"
+        self._config = {"bootstrap.servers": self.address, "log_level": 0}
+        self._reader = Consumer({**self._config, "group.id": GROUP})
+
+    def publish(self, messages: list[str]) -> None:
+        producer = Producer({**self._config, "linger.ms": 1})
+        for message in messages:
+            producer.produce(TOPIC, message.encode(), partition=0)
+        assert producer.flush(WITHIN_S) == 0
+
+    def committed(self) -> int:
+        (place,) = self._reader.committed([TopicPartition(TOPIC, 0)], timeout=WITHIN_S)
+        return max(0, place.offset)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    # Questions about topics go to the controller of a cluster, and the mock has none.
+    monkeypatch.setattr(KafkaAdmin, "topic", lambda *_: TopicFound("mock", "", 1))
+    monkeypatch.setattr(KafkaAdmin, "dangers", lambda *_: [])
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+def trigger() -> KafkaTrigger:
+    return KafkaTrigger(CONNECTION, TOPIC, GROUP)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+    ],
+)
+def test_a_commit_that_is_refused_is_made_in_the_next_generation(cluster: Cluster, code: int) -> None:
+    cluster.publish(names(5))
+    with Reading(trigger(), uri=cluster.uri, is_held=True) as read:
+        read.wait_stored(names(5))
+        cluster.fail(OFFSET_COMMIT, code)
+        read.confirm()
+        wait_until(lambda: cluster.committed() == 5, "it is committed all the same")
+        read.wait_stored(names(5))
+
+
+@pytest.mark.parametrize(
+    ("request_kind", "code"),
+    [
+        (FETCH, KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        (JOIN_GROUP, KafkaError.GROUP_AUTHORIZATION_FAILED),
+    ],
+)
+def test_a_right_that_is_missing_ends_the_stream_and_is_named(cluster: Cluster, request_kind: int, code: int) -> None:
+    cluster.publish(names(1))
+    cluster.fail(request_kind, code)
+    with Reading(trigger(), uri=cluster.uri, has_restarts=False) as read:
+        failure = read.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert "kafka topic orders, group accounting: the broker refuses access" in str(failure)
+
+
+def test_a_reader_that_is_fenced_ends_and_commits_nothing(cluster: Cluster) -> None:
+    cluster.publish(names(2))
+    with Reading(trigger(), uri=cluster.uri, has_restarts=False, is_held=True) as read:
+        read.wait_stored(names(2))
+        cluster.fail(OFFSET_COMMIT, KafkaError.FENCED_INSTANCE_ID)
+        read.confirm()
+        failure = read.failure()
+    assert isinstance(failure, BrokerError)
+    assert "instance of its own" in str(failure)
+    assert cluster.committed() == 0
+
+
+def test_a_cluster_that_is_away_costs_no_message_and_holds_up_no_end(cluster: Cluster) -> None:
+    cluster.publish(names(5))
+    with structlog.testing.capture_logs() as records:
+        with Reading(trigger(), uri=cluster.uri, is_held=True) as read:
+            read.wait_stored(names(5))
+            cluster.take_down()
+            read.confirm()
+            wait_until(lambda: any("in trouble" in record["event"] for record in records), "the trouble is seen")
+            cluster.bring_up()
+            wait_until(lambda: cluster.committed() == 5, "it is connected again")
+            cluster.publish(names(1, 5))
+            read.wait_stored(names(6))
+            cluster.take_down()
+            began = time.monotonic()
+        assert time.monotonic() - began < WITHIN_S
+    assert not [record for record in records if record["log_level"] == "error"]
