@@ -8,7 +8,7 @@ PARALLEL := --dist worksteal --numprocesses
 # Without files of compiled code each of the many processes that tests start would compile all of headgate.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-quick proof crash simulate soak streams consumers brokers fuzz bench docs check lint proto lock clean
+.PHONY: demo test test-quick proof crash simulate soak streams consumers brokers fuzz bench docs check lint proto screenshots lock clean
 .PHONY: lint-style lint-mypy lint-pyright
 
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
@@ -79,6 +79,9 @@ $(READY): requirements.lock pyproject.toml
 proto: $(READY)  ## the messages of gRPC, from signals.proto
 	$(VENV)/bin/python -m grpc_tools.protoc -I protocol --python_out=protocol --pyi_out=protocol \
 		headgate/protocol/signal_rpc/signals.proto
+
+screenshots: $(READY)  ## the pictures of docs/images, with chromium: make screenshots ARGS="--all FOLDER" for all pages
+	$(VENV)/bin/python -m tests.browser.screenshots $(ARGS)
 
 lock:  ## pin the newest versions anew (needs uv)
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header \

@@ -23,14 +23,15 @@ from headgate.web.stores import STORES_MAX
 from headgate.web.views import Site
 
 WEB = Path(str(resources.files("headgate.web")))
+TESTS = Path(__file__).parents[1]
 TEMPLATES = sorted((WEB / "templates").rglob("*.html"))
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_what_others_have_written_is_as_they_wrote_it() -> None:
-    vendor = WEB / "static" / "vendor"
+@pytest.mark.parametrize("vendor", [WEB / "static" / "vendor", TESTS / "browser" / "vendor"], ids=["pages", "tests"])
+def test_what_others_have_written_is_as_they_wrote_it(vendor: Path) -> None:
     packages = tomllib.loads((vendor / "VENDORED.toml").read_text())["package"]
     listed = {"VENDORED.toml"}
     for package in packages:

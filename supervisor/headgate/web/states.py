@@ -35,6 +35,7 @@ LOOKS = {
     "alive": Look("A", "round", "good"),
     "silent": Look("S", "octagon", "warn"),
     "gone": Look("G", "square", "bad"),
+    "full": Look("F", "octagon", "warn"),
     "fenced": Look("F", "square", "bad"),
     "ended": Look("E", "round", "idle"),
     "finished": Look("E", "round", "idle"),

@@ -106,7 +106,7 @@ def letter(view: View) -> Answer:
             ("of", Link(path("triggers", row.trigger_id), row.watcher or f"trigger-{row.trigger_id}")),
             ("key", None if row.key is None else Code(row.key)),
             ("holds", row.content),
-            ("seen", f"{row.deliveries:,} times"),
+            ("seen", "once" if row.deliveries == 1 else f"{row.deliveries:,} times"),
             ("since", row.stored_at),
             ("size", f"{row.payload_bytes:,} bytes"),
             ("resolved", row.resolved_at),

@@ -39,7 +39,8 @@ def manual(view: View) -> Answer:
 
 
 def _room(one: Supervisor) -> Cell:
-    return f"{one.open_triggers:,} of {one.capacity:,}"
+    text = f"{one.open_triggers:,} of {one.capacity:,}"
+    return State("full", f"{text}, full") if one.open_triggers >= one.capacity else text
 
 
 def _busy(one: Supervisor) -> Cell:

@@ -17,6 +17,7 @@ def overview(view: View) -> Answer:
     problems = view.inspect.status(liveness=liveness)
     values = {
         "problems": problems,
+        "place_of": place_of,
         "is_well": all(problem.severity == "notice" for problem in problems),
         "supervisors": view.inspect.supervisors(liveness=liveness)[:SUPERVISORS_SHOWN],
         "streams": view.inspect.streams(limit=STREAMS_SHOWN, liveness=liveness),
@@ -25,6 +26,27 @@ def overview(view: View) -> Answer:
         "run_columns": RUN_COLUMNS,
     }
     return Page("overview.html", "Overview", values)
+
+
+def place_of(command: str) -> str | None:
+    """Return the path of the page that shows what a command of a problem would; None if none does."""
+    words = command.removeprefix("headgate ").split()
+    match words:
+        case ["why", trigger]:
+            return path("search", q=trigger)
+        case ["why", dag, run, task]:
+            return path("dags", dag, "runs", run, "tasks", task)
+        case ["triggers", "list", "--queue", queue]:
+            return path("triggers", queue=queue)
+    lists = {
+        "triggerers list": path("supervisors"),
+        "triggers list": path("triggers"),
+        "tasks list --state scheduled": path("pools"),
+        "dlq list": path("dead-letters"),
+        "dags list": path("dags", state="broken"),
+        "runs list --state failed --since 1d": path("runs", state="failed", since="1d"),
+    }
+    return lists.get(" ".join(words))
 
 
 def stream_state(line: StreamLine) -> Cell:
