@@ -38,15 +38,18 @@ def place_of(command: str) -> str | None:
             return path("dags", dag, "runs", run, "tasks", task)
         case ["triggers", "list", "--queue", queue]:
             return path("triggers", queue=queue)
-    lists = {
-        "triggerers list": path("supervisors"),
-        "triggers list": path("triggers"),
-        "tasks list --state scheduled": path("pools"),
-        "dlq list": path("dead-letters"),
-        "dags list": path("dags", state="broken"),
-        "runs list --state failed --since 1d": path("runs", state="failed", since="1d"),
-    }
-    return lists.get(" ".join(words))
+        case _:
+            return _LISTS.get(" ".join(words))
+
+
+_LISTS = {
+    "triggerers list": path("supervisors"),
+    "triggers list": path("triggers"),
+    "tasks list --state scheduled": path("pools"),
+    "dlq list": path("dead-letters"),
+    "dags list": path("dags", state="broken"),
+    "runs list --state failed --since 1d": path("runs", state="failed", since="1d"),
+}
 
 
 def stream_state(line: StreamLine) -> Cell:
