@@ -25,7 +25,7 @@ def test_runs_are_listed(page: Get, client: TestClient, etl: Tasks) -> None:
 
 
 def test_dags_are_listed(page: Get, client: TestClient, etl: Tasks) -> None:
-    assert '<a href="/dags/etl">etl</a>' in page("/dags")
+    assert '<a href="/dags/etl" class="short">etl</a>' in page("/dags")
     assert [row["name"] for row in client.get("/dags.json").json()["rows"]] == ["etl"]
     assert client.get("/dags.json", params={"state": "paused"}).json()["rows"] == []
     assert client.get("/dags.json", params={"name": "ET"}).json()["rows"] != []
@@ -55,10 +55,10 @@ def test_a_dag_a_run_and_a_task_are_shown(page: Get, client: TestClient, etl: Ta
     dag = page("/dags/etl")
     assert 'href="/dags/etl/runs/r1/tasks/b"' in dag
     run = page("/dags/etl/runs/r1")
-    assert [f'<a href="/dags/etl/runs/r1/tasks/{name}">{name}</a>' in run for name in "abc"] == [True] * 3
+    assert [f'<a href="/dags/etl/runs/r1/tasks/{name}" class="short">{name}</a>' in run for name in "abc"] == [True] * 3
     task = page("/dags/etl/runs/r1/tasks/b")
     assert 'aria-label="Why"' in task
-    assert '<a href="/dags/etl/runs/r1/tasks/a">a (' in task, "what it waits for"
+    assert '<a href="/dags/etl/runs/r1/tasks/a" class="short">a (' in task, "what it waits for"
     assert "headgate tasks logs etl r1 b" in task
     for missing in ("/dags/no", "/dags/etl/runs/no", "/dags/etl/runs/r1/tasks/no", "/dags/etl/runs/r1/tasks/a[3]"):
         assert client.get(missing).status_code == 404, missing
