@@ -19,6 +19,7 @@ from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutco
 from headgate.protocol.values import encode_value
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
+from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
 from headgate.store.ids import DagRunId, Epoch, TryName
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
@@ -80,13 +81,23 @@ class Lively:
         self._go_wrong()
         self._send()
         self.clock.now = datetime.now(UTC) + timedelta(hours=1)  # they stay alive as long as anybody looks
-        self.store.heartbeat(self.epoch)
+        self.store.heartbeat(self.epoch, encode_status(self._status()))
         self._register("shop-2", 200, workers=8)
         self.store.close()
 
     def _register(self, host: str, capacity: int, workers: int) -> Epoch:
         lease = {"machine": "m", "process_started": 0.0, "queues": QUEUES}
         return self.store.register_triggerer(hostname=host, pid=4711, capacity=capacity, workers=workers, **lease)  # type: ignore[arg-type]
+
+    def _status(self) -> SupervisorStatus:
+        """Return what the supervisor would say of itself."""
+        now, fraud = datetime.now(UTC).timestamp(), self.watchers[2]
+        orders = StreamStatus(
+            "d-orders", in_flight=8, queued=16, lanes=3, online=2, absent=1, lag=12_408, held="absent subscriber",
+            held_since=now - 95, held_by=(fraud,), oldest_at=now - 97, acked=240, failed=6,
+        )  # fmt: skip
+        payments = StreamStatus("d-payments", in_flight=2, lanes=1, online=1, lag=3, oldest_at=now - 1, acked=80)
+        return SupervisorStatus("ready", 1, owned=30, running=28, held=1, steps=1, streams=(orders, payments))
 
     # --- DAGs and runs ---
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.presentation.streams import hold_text, lag_text
 from headgate.store.inspect.streams import StreamLine
 from headgate.web.cells import Cell, Column, Counts, Link, State, Took, path
 from headgate.web.views import Answer, Page, View
@@ -52,6 +53,16 @@ _LISTS = {
 }
 
 
+def lag(line: StreamLine) -> Cell:
+    """Return how far a stream is behind, as its supervisor says."""
+    return None if line.live is None else lag_text(line.live.lag, line.live.lag_unit)
+
+
+def held_by(line: StreamLine) -> Cell:
+    """Return who holds a stream up, why and since when, as its supervisor says."""
+    return None if line.live is None else hold_text(line.live.held, line.live.held_since, line.live.held_by)
+
+
 def stream_state(line: StreamLine) -> Cell:
     """Return whether a stream is read, waits for a subscriber, or is run by nobody."""
     if line.missing:
@@ -62,7 +73,9 @@ def stream_state(line: StreamLine) -> Cell:
 STREAM_COLUMNS = (
     Column("stream", lambda line: Link(path("streams", line.id), line.name, is_code=True)),
     Column("state", stream_state),
-    Column("subscribers", lambda line: line.subscribers, is_number=True),
+    Column("lag", lag, is_number=True),
+    Column("held by", held_by),
+    Column("subscribers", lambda line: line.subscribers, is_number=True, is_minor=True),
     Column("newest event", lambda line: line.stored_at),
 )
 RUN_COLUMNS = (

@@ -7,11 +7,14 @@ from datetime import datetime
 
 import msgspec
 
+from headgate.presentation.moments import duration
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.store.ids import instance_name
 from headgate.store.inspect.dags import DagLine
-from headgate.store.inspect.runs import RunLine, TaskLine
+from headgate.store.inspect.runs import RunLine
+from headgate.store.inspect.spans import Phase, PhaseName
 from headgate.web import acts
-from headgate.web.cells import Cell, Code, Link, State, path
+from headgate.web.cells import Cell, Code, State, path
 from headgate.web.layout import Layouts
 from headgate.web.states import look_of
 from headgate.web.views import Answer, Page, View
@@ -22,6 +25,8 @@ BAR_H = 44  # of the longest of the runs
 BOXES_MAX = 300  # beyond, the neighbours of one task
 HOPS = 2
 GANTT_W = 600
+GANTT_TASKS_MAX = 60
+_TONES = {"queued": "idle", "running": "busy", "deferred": "wait", "retry wait": "warn"}
 _layouts = Layouts()
 
 
@@ -39,13 +44,21 @@ class Row(msgspec.Struct, frozen=True):
     states: tuple[str | None, ...]
 
 
-class Span(msgspec.Struct, frozen=True):
-    """A task beside the times of its run: where its bar begins and how long it is, out of `GANTT_W`."""
+class Part(msgspec.Struct, frozen=True):
+    """What a task did for a while, beside the times of its run: where it begins and how long it is, of `GANTT_W`."""
 
-    line: TaskLine
+    phase: PhaseName
     x: float
     width: float
     tone: str
+    text: str
+
+
+class Bars(msgspec.Struct, frozen=True):
+    """A task, or an instance of one, with its parts."""
+
+    task: str
+    parts: tuple[Part, ...]
 
 
 def dag_facts(line: DagLine) -> tuple[tuple[str, Cell], ...]:
@@ -141,24 +154,28 @@ def _shown_tasks(spec: DagSpec, around: str | None) -> list[TaskSpec]:
     return [task for task in spec.tasks if task.task_id in near][:BOXES_MAX]
 
 
-def gantt(run: RunLine, tasks: Sequence[TaskLine], now: datetime) -> list[Span]:
-    """Return the bars of tasks that have begun."""
+def gantt(run: RunLine, phases: Sequence[Phase], now: datetime) -> list[Bars]:
+    """Return where the time of a run has gone, for the first `GANTT_TASKS_MAX` of its tasks."""
     if run.started_at is None:
         return []
     begin = run.started_at
     whole_s = max(((run.ended_at or now) - begin).total_seconds(), 0.001)
-    found = []
-    for line in tasks:
-        if line.started_at is None:
-            continue
-        from_s = max(0.0, (line.started_at - begin).total_seconds())
-        took_s = max(0.0, ((line.ended_at or now) - line.started_at).total_seconds())
-        x = min(GANTT_W - 2.0, GANTT_W * from_s / whole_s)
-        width = max(2.0, min(GANTT_W - x, GANTT_W * took_s / whole_s))
-        found.append(Span(line, round(x, 1), round(width, 1), look_of(line.state.value).tone))
-    return found
+    by_task: dict[str, list[Part]] = {}
+    for phase in phases:
+        name = instance_name(phase.task_id, phase.map_index)
+        if name not in by_task and len(by_task) == GANTT_TASKS_MAX:
+            break
+        by_task.setdefault(name, []).append(_part(phase, begin, whole_s, now))
+    return [Bars(name, tuple(parts)) for name, parts in by_task.items()]
 
 
-def run_link(run: RunLine) -> Link:
-    """Return the link to the page of a run."""
-    return Link(path("dags", run.dag, "runs", run.run_id), run.run_id, is_code=True)
+def _part(phase: Phase, begin: datetime, whole_s: float, now: datetime) -> Part:
+    from_s = max(0.0, (phase.began_at - begin).total_seconds())
+    took_s = max(0.0, ((phase.ended_at or now) - phase.began_at).total_seconds())
+    x = min(GANTT_W - 2.0, GANTT_W * from_s / whole_s)
+    width = max(1.5, min(GANTT_W - x, GANTT_W * took_s / whole_s))
+    tone = _TONES[phase.phase]
+    if phase.phase == "running":
+        tone = {"failed": "bad", "lost": "bad", None: "busy"}.get(phase.outcome, "good")
+    took = duration(phase.began_at, phase.ended_at or now)
+    return Part(phase.phase, round(x, 1), round(width, 1), tone, f"{phase.phase} {took}, try {phase.try_number}")

@@ -60,7 +60,8 @@ def run(view: View) -> Answer:
         "acts": view.acts(*acts.of_run(dag, line.run_id, has_ended=line.ended_at is not None)),
         "columns": TASK_COLUMNS,
         "tasks": tasks,
-        "spans": pictures.gantt(line, tasks, view.now),
+        "bars": pictures.gantt(line, view.inspect.spans(dag, line.run_id), view.now),
+        "place": path("dags", dag, "runs", line.run_id),
         "gantt_w": pictures.GANTT_W,
         "next": None if next_beyond is None else path("dags", dag, "runs", line.run_id, beyond=next_beyond),
     }

@@ -7,10 +7,11 @@ from headgate.store.inspect.triggers import TriggerLine, WatcherRow
 from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
 from headgate.web.pages.events import EVENT_COLUMNS
-from headgate.web.pages.overview import stream_state
+from headgate.web.pages.overview import held_by, lag, stream_state
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
 EVENTS_SHOWN = 20  # on the page of one trigger
+RUNS_SHOWN = 10
 SUBSCRIBERS_SHOWN = 200  # on the page of one stream
 
 
@@ -60,6 +61,8 @@ def one(view: View) -> Answer:
             ("removed", line.removed_at),
         ),
         "acts": view.acts(*_acts(line)),
+        "run_columns": RUN_COLUMNS,
+        "runs": view.inspect.trigger_runs(trigger_id)[:RUNS_SHOWN],
         "event_columns": EVENT_COLUMNS,
         "events": view.inspect.events_before(trigger_id=trigger_id, limit=EVENTS_SHOWN),
     }
@@ -129,11 +132,31 @@ def stream(view: View) -> Answer:
             ("newest event", line.stored_at),
             ("last failure", line.last_failed_at),
         ),
+        "live": _live_facts(line),
         "columns": SUBSCRIBER_COLUMNS,
         "subscribers": subscribers,
         "left": line.subscribers - len(subscribers),
     }
     return Page("stream.html", line.name, values)
+
+
+def _live_facts(line: StreamLine) -> tuple[tuple[str, Cell], ...]:
+    live = line.live
+    if live is None:
+        return ()
+    return (
+        ("lag", lag(line)),
+        ("held by", held_by(line)),
+        ("in flight", live.in_flight),
+        ("the oldest of them", live.oldest_at),
+        ("queued for subscribers", live.queued or None),
+        ("lanes", live.lanes),
+        ("subscribers", f"{live.online:,} online" + (f", {live.absent:,} absent" if live.absent else "")),
+        ("advanced", f"{live.acked:,} accepted, {live.failed:,} failed, {live.rejected:,} rejected"),
+        ("opened anew", live.ended or None),
+        ("by", None if not live.ended_by else Error(live.ended_by)),
+        ("so it was", live.as_of),
+    )
 
 
 def _state(line: TriggerLine | WatcherRow) -> Cell:
@@ -164,6 +187,14 @@ def _stream_link(line: StreamLine) -> Cell:
     return Link(path("streams", line.id), line.name, is_code=True)
 
 
+RUN_COLUMNS = (
+    Column("ended", lambda run: run.ended_at),
+    Column(
+        "how", lambda run: State({"returned": "finished", "cancelled": "ended"}.get(run.outcome, "failed"), run.outcome)
+    ),
+    Column("events", lambda run: run.events or None, is_number=True),
+    Column("error", lambda run: Error(run.error) if run.error else None),
+)
 COLUMNS = (
     Column("trigger", lambda line: Link(path("triggers", line.id), line.name)),
     Column("state", _state),
@@ -190,8 +221,10 @@ STREAM_COLUMNS = (
     Column("stream", _stream_link),
     Column("state", stream_state),
     Column("queue", lambda line: line.queue, is_minor=True),
-    Column("supervisor", lambda line: line.supervisor, is_minor=True),
-    Column("subscribers", lambda line: line.subscribers, is_number=True),
+    Column("lag", lag, is_number=True),
+    Column("held by", held_by),
+    Column("in flight", lambda line: None if line.live is None else line.live.in_flight or None, is_number=True),
+    Column("subscribers", lambda line: line.subscribers, is_number=True, is_minor=True),
     Column("newest event", lambda line: line.stored_at),
     Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
 )
