@@ -54,9 +54,9 @@ def test_the_graph_has_the_states_of_a_run(page: Get, client: TestClient, etl: T
 
 
 def test_a_run_shows_where_the_time_went(page: Get, etl: Tasks) -> None:
-    assert "Where the time went" not in page("/dags/etl/runs/r1")
+    assert 'aria-label="queued ' in page("/dags/etl/runs/r1")
     etl.dispatch()
-    assert "Where the time went" in page("/dags/etl/runs/r1")
+    assert "running " in page("/dags/etl/runs/r1").partition("Where the time went")[2]
 
 
 def test_the_log_of_a_task_is_shown_and_followed(page: Get, client: TestClient, etl: Tasks, site: Site) -> None:

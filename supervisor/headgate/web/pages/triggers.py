@@ -226,7 +226,6 @@ STREAM_COLUMNS = (
     Column("in flight", lambda line: None if line.live is None else line.live.in_flight or None, is_number=True),
     Column("subscribers", lambda line: line.subscribers, is_number=True, is_minor=True),
     Column("newest event", lambda line: line.stored_at),
-    Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
 )
 SUBSCRIBER_COLUMNS = (
     Column("trigger", lambda line: Link(path("triggers", line.trigger_id), line.name)),
