@@ -48,6 +48,7 @@ PAGES = {
     "pools": "/pools",
     "supervisors": "/supervisors",
     "search": "/search?q=r",
+    "audit": "/audit",
     "help": "/help",
     "empty": "/runs?state=queued",
     "missing": "/dags/none",
