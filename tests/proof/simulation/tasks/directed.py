@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.proof.simulation.records import Faulted
-from tests.proof.simulation.scenario import Fault, Topology
+from tests.proof.simulation.scenario import Fault, FreezeSupervisor, StartBeside, Topology
 from tests.proof.simulation.tasks import records, world
 from tests.proof.simulation.tasks.faults import Act, FailAtVerb, KillAtVerb, Pause
 from tests.proof.simulation.tasks.scenario import Dag, Leg, Task, TaskScenario, Wait
@@ -29,13 +29,22 @@ def _states(history: Sequence[Any]) -> list[str]:
 
 
 def the_answer_of_an_earlier_worker_changes_nothing() -> list[str]:
-    """A user marks a task and clears it; the old worker answers while the new one is at the same step."""
+    """A user marks a task and clears it; a new worker gets it when the old one has answered."""
     task = Task("a", attempts=((Leg(seconds=1.2, trouble="stubborn"),),))
     found, history = judged(task, Act(0.5, TASK, "redo", "running", 0.4))
     ends = [record for record in history if isinstance(record, records.StepTold) and record.how == "ended"]
     if len(ends) != 2 or _states(history).count("running") != 2:
-        found.append("the old worker did not answer beside the new one")
+        found.append("the old worker did not answer, or there was no new one")
     return found
+
+
+def an_outcome_in_doubt_is_stored_once() -> list[str]:
+    """The database goes away when it has committed an outcome, and another supervisor runs the next try meanwhile."""
+    task = Task("a", retries=1, attempts=((Leg("fail", 1.0),), (Leg(seconds=4.0),)))
+    others = (StartBeside(1.0), FreezeSupervisor(1.7, 2.0))
+    found, history = judged(task, FailAtVerb("fail", 1, is_committed=True), *others)
+    began = [record.supervisor for record in history if isinstance(record, records.StepBegan)]
+    return found if began == [1, 2] else [*found, f"it was begun by {began}"]
 
 
 def what_is_cleared_while_it_runs_begins_anew() -> list[str]:
@@ -126,6 +135,7 @@ def what_waits_behind_a_long_step_goes_to_another_worker() -> list[str]:
 
 DIRECTED: dict[str, Callable[[], list[str]]] = {
     "bundle": what_waits_behind_a_long_step_goes_to_another_worker,
+    "outcome in doubt": an_outcome_in_doubt_is_stored_once,
     "redo": the_answer_of_an_earlier_worker_changes_nothing,
     "clear": what_is_cleared_while_it_runs_begins_anew,
     "events": a_trigger_is_over_with_its_first_event,

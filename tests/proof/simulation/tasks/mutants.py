@@ -397,7 +397,7 @@ def _tries_without_end() -> Sequence[Patch]:
 
 MUTANTS: dict[str, Mutant] = {
     "guard-by-token-dropped": Mutant(
-        "a late answer changes nothing", "a late answer counted", _guard_by_token_dropped, directed="redo"
+        "a late answer changes nothing", "a late answer counted", _guard_by_token_dropped, directed="outcome in doubt"
     ),
     "one-token-a-task": Mutant("each dispatch has a token of its own", "a step of nobody's", _one_token_a_task, 300),
     "guard-by-old-state-dropped": Mutant(
