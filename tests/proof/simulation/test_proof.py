@@ -64,5 +64,5 @@ def test_a_mutant_that_survives_is_named(tmp_path: Path) -> None:
     assert f"| {name} | {MUTANTS[name].promise} | **not found** |" in path.read_text()
     simulated = {"simulation", "simulation of tasks", "simulation of groups", "simulation of signals"}
     of_tasks = {"task crash", "stream crash", "map crash", "signal crash"}
-    real = {"crash", "harm crash", "program crash", "signals over gRPC", "consumers"} | of_tasks
+    real = {"crash", "harm crash", "program crash", "brokers", "signals over gRPC", "consumers"} | of_tasks
     assert proof.SECTIONS.keys() == real | simulated
