@@ -8,10 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import msgspec
 from sqlalchemy import Engine
 
 from headgate.protocol import marks
 from headgate.protocol.messages.runner import (
+    ERROR_CHARS_MAX,
     KEY_CHARS_MAX,
     DescribedTrigger,
     FinishedTrigger,
@@ -236,7 +238,7 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         """Return the runs of watchers' triggers that have not just been ended together with their runner."""
         waited_for, streams_of_tasks = self.waited_for, self.task_streams
         return [
-            run
+            msgspec.structs.replace(run, error=dead_letters.storable_text(run.error, ERROR_CHARS_MAX))
             for run in finished
             if run.trigger_id not in waited_for
             and run.trigger_id not in streams_of_tasks

@@ -436,6 +436,7 @@ def test_an_error_of_any_kind_is_kept_within_its_limit(on: Setting) -> None:
     assert last_error is not None
     assert last_error.startswith("\\x00\\ud800\n\nxxx")
     assert len(last_error) == ERROR_CHARS_MAX
+    assert [run.error for run in on.store.inspect.trigger_runs(on.trigger_id)] == ["\\x00\\ud800"]
 
 
 def test_a_cancelled_run_changes_nothing(on: Setting) -> None:
