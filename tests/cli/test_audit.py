@@ -37,7 +37,7 @@ READ = {
 # They run something that acts by itself, or write files, or another database; `db upgrade` may have no audit yet.
 RUN = {
     *("demo", "examples", "frames replay", "metrics dashboards", "service install", "signals serve", "triggerer", "up"),
-    *("web", "db upgrade"),
+    *("web", "db roles", "db upgrade"),
 }
 
 

@@ -20,7 +20,15 @@ from starlette.routing import Route as Endpoint
 from headgate.presentation.values import json_line, readable
 from headgate.store.access.audit import Actor
 from headgate.store.access.users import User
-from headgate.store.errors import DatabaseAway, NoSuchInstance, NoSuchRow, NoSuchWatcher, StoreError
+from headgate.store.errors import (
+    BadKey,
+    DatabaseAway,
+    NoSuchInstance,
+    NoSuchRow,
+    NoSuchWatcher,
+    StoreError,
+    UnusableKey,
+)
 from headgate.web import rendering
 from headgate.web.acts import may
 from headgate.web.guard import Guard, cookie_name, session_of, to_login
@@ -95,7 +103,9 @@ class _Pages:
                 return self._error(request, 503, "The database does not answer as it should", str(error))
             except StoreError as error:
                 if route.action is not None:  # the verb says why it refuses
-                    return self._error(request, 409, "This cannot be done", str(error))
+                    needs_key = isinstance(error, BadKey | UnusableKey)
+                    hint = f"; pages have no encryption key: use `headgate {route.action}`" if needs_key else ""
+                    return self._error(request, 409, "This cannot be done", f"{error}{hint}")
                 log.warning("a page could not be made", path=request.url.path, error=str(error))
                 return self._error(request, 503, "The database does not answer as it should", str(error))
             except Exception as error:  # here, so that also this answer has the headers of `headgate.web.guard`

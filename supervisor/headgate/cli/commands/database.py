@@ -36,6 +36,19 @@ def upgrade(ctx: typer.Context) -> None:
         engine.dispose()
 
 
+@app.command()
+def roles() -> None:
+    """Print the statements that make roles of PostgreSQL with no more rights than each process needs.
+
+    A superuser runs them after `db upgrade`: `headgate db roles | psql DATABASE`. They make roles that cannot log in:
+    grant each to the user in the database_url of a process. They may be run again, and have to be after each upgrade.
+    """
+    from headgate.store.access.roles import statements
+
+    for statement in statements():
+        print(statement)
+
+
 CLEAN_BATCH_MAX = 10_000  # rows of one transaction: a second or so, far less than a supervisor may be silent
 
 

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text, UniqueConstraint, text
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ColumnClause,
+    ForeignKey,
+    Index,
+    Table,
+    Text,
+    UniqueConstraint,
+    literal_column,
+    text,
+)
 
 from headgate.store.consumer_tables import BigId, metadata
 from headgate.store.db.times import UtcDateTime
@@ -69,3 +83,20 @@ web_guess = Table(
     Column("failures", BigInteger, nullable=False),
     Column("last_at", UtcDateTime, nullable=False),
 )
+
+# What an EXISTS selects: of ``*`` PostgreSQL would check the right to select each column.
+ONE: Final[ColumnClause[Any]] = literal_column("1")
+
+# Columns that neither pages nor readers can select (`headgate.store.access.roles`).
+SECRETS: Final[dict[str, frozenset[str]]] = {
+    "trigger": frozenset({"kwargs"}),
+    "task_instance": frozenset({"next_kwargs"}),
+    "variable": frozenset({"value"}),
+    "connection": frozenset({"value"}),
+}
+
+
+def readable(table: Table) -> list[Column[Any]]:
+    """Return the columns of a table that pages may select."""
+    hidden = SECRETS.get(table.name, frozenset())
+    return [column for column in table.columns if column.name not in hidden]

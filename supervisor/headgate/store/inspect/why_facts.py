@@ -33,6 +33,7 @@ from headgate.scheduling.why import (
     shortened,
     span,
 )
+from headgate.store.access.tables import readable
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
 from headgate.store.ids import TaskInstanceId, instance_name
@@ -138,7 +139,7 @@ def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False) 
 def trigger_facts(tx: Tx, trigger_id: int, *, liveness: Liveness) -> TriggerFacts:
     """Return the facts about a trigger. Raises `NoSuchRow`."""
     row = tx.connection.execute(
-        select(trigger, asset_watcher.c.name.label("watcher"))
+        select(*readable(trigger), asset_watcher.c.name.label("watcher"))
         .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
         .where(trigger.c.id == trigger_id)
     ).first()
@@ -281,7 +282,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
     """Return the facts about a task."""
     row = tx.connection.execute(
         select(
-            task_instance,
+            *readable(task_instance),
             *(dag.c.id.label("dag_id"), dag.c.spec, dag.c.is_paused, dag.c.max_active_runs, dag.c.removed_at),
             *(import_error.c.error.label("import_error"), RUN_STATE.label("run_state"), dag_run.c.is_ending),
         )

@@ -38,6 +38,7 @@ from headgate.scheduling import planning, states
 from headgate.scheduling.planning import Graph
 from headgate.scheduling.states import TERMINAL, UNFINISHED
 from headgate.scheduling.trigger_rules import Readiness
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import Kind, chunks, find
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
@@ -322,12 +323,12 @@ def _waiting_below(above: int) -> Prepared:
     """
     names = [bindparam(f"of_above_{number}", type_=Text()) for number in range(above)]
     at_index = (_above.c.dag_run_id == _C.dag_run_id, _above.c.map_index == _C.map_index)
-    has_ended = exists().where(
+    has_ended = exists(ONE).where(
         *at_index,
         or_(*(_above.c.task_id == name for name in names)),
         or_(*(_above.c.state == literal_column(f"'{state.value}'") for state in sorted(TERMINAL))),
     )
-    is_missing = or_(*(~exists().where(*at_index, _above.c.task_id == name) for name in names))
+    is_missing = or_(*(~exists(ONE).where(*at_index, _above.c.task_id == name) for name in names))
     waiting = and_(_in_state(bindparam("of_task", type_=Text()), TaskState.NONE), or_(has_ended, is_missing))
     return Prepared(select(_C.map_index).where(waiting).order_by(_C.map_index).limit(_LIMIT))
 

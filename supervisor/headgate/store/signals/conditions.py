@@ -7,6 +7,7 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, and_, exists, or_, text
 
+from headgate.store.access.tables import ONE
 from headgate.store.tables import dag_run, signal, signal_key, signal_start, signal_wait, trigger
 
 # As text, as the partial index says it: false for the row of a rule whose run has ended.
@@ -18,10 +19,10 @@ def is_waiting() -> ColumnElement[bool]:
 
     That of a sensor ends with its trigger, and that of a rule with the run; that of a DAG when the DAG has it no more.
     """
-    of_sensor = exists().where(
+    of_sensor = exists(ONE).where(
         trigger.c.id == signal_wait.c.trigger_id, trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
     )
-    of_run = exists().where(dag_run.c.id == signal_wait.c.dag_run_id, dag_run.c.ended_at.is_(None))
+    of_run = exists(ONE).where(dag_run.c.id == signal_wait.c.dag_run_id, dag_run.c.ended_at.is_(None))
     of_dag = signal_wait.c.dag_id.is_not(None)
     of_sensor, of_run = of_sensor.correlate(signal_wait), of_run.correlate(signal_wait)
     return and_(IS_OPEN, or_(of_sensor, and_(signal_wait.c.rule.is_not(None), of_run), of_dag))
@@ -29,7 +30,7 @@ def is_waiting() -> ColumnElement[bool]:
 
 def is_needed() -> ColumnElement[bool]:
     """Return the condition that a version was not yet held against a wait for it: such a one is not cleaned away."""
-    return exists().where(
+    return exists(ONE).where(
         signal_key.c.id == signal.c.key_id,
         signal_wait.c.namespace == signal_key.c.namespace,
         signal_wait.c.key == signal_key.c.key,
@@ -40,12 +41,12 @@ def is_needed() -> ColumnElement[bool]:
 
 def is_old(before: datetime) -> ColumnElement[bool]:
     """Return the condition that a version may be cleaned away: it is older, not the newest of its key, nor needed."""
-    has_newer = exists().where(signal_key.c.id == signal.c.key_id, signal_key.c.last_version > signal.c.version)
+    has_newer = exists(ONE).where(signal_key.c.id == signal.c.key_id, signal_key.c.last_version > signal.c.version)
     return and_(signal.c.sent_at < before, has_newer, ~is_needed())
 
 
 def has_listener(namespace: str, key: str) -> ColumnElement[bool]:
     """Return the condition that a task waits for a key, or that one of a run that has not ended may come to do so."""
-    waits = exists().where(signal_wait.c.namespace == namespace, signal_wait.c.key == key, is_waiting())
+    waits = exists(ONE).where(signal_wait.c.namespace == namespace, signal_wait.c.key == key, is_waiting())
     of_run = and_(signal_start.c.dag_run_id == dag_run.c.id, dag_run.c.ended_at.is_(None))
-    return or_(waits, exists().where(signal_start.c.namespace == namespace, signal_start.c.key == key, of_run))
+    return or_(waits, exists(ONE).where(signal_start.c.namespace == namespace, signal_start.c.key == key, of_run))

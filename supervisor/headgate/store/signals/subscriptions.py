@@ -36,6 +36,7 @@ from headgate.protocol.messages.queries import StartSignal, StartSignals
 from headgate.protocol.messages.rules import Action, Rule, SignalRule, TaskRule, encode_predicate, rule_name
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.protocol.values import encode_value
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound
@@ -199,9 +200,9 @@ def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId | None, name: str, rul
     insert_new(tx.connection, _NEW, [row], returning=("id",))
 
 
-_IS_PENDING = or_(_W.is_fresh, exists().where(waits.SAME_KEY, signal_key.c.last_version > _W.seen_version))
-_PENDING = Prepared(select(exists().where(_IS_RULE, _W.is_held.is_(False), _W.ask_at.is_(None), _IS_PENDING)))
-_ASKED = Prepared(select(exists().where(_IS_RULE, _W.ask_at.is_not(None))))
+_IS_PENDING = or_(_W.is_fresh, exists(ONE).where(waits.SAME_KEY, signal_key.c.last_version > _W.seen_version))
+_PENDING = Prepared(select(exists(ONE).where(_IS_RULE, _W.is_held.is_(False), _W.ask_at.is_(None), _IS_PENDING)))
+_ASKED = Prepared(select(exists(ONE).where(_IS_RULE, _W.ask_at.is_not(None))))
 
 
 def is_pending(tx: Tx, run: DagRunId) -> bool:
@@ -392,4 +393,4 @@ def started(tx: Tx, instance: TaskInstanceId) -> StartSignals:
 def has_asked(run: ColumnElement[Any]) -> ColumnElement[bool]:
     """Return the condition that a user asks for something about a task of a run, of which this is the id."""
     by_hand = or_(*(_W.rule == name for name in BY_HAND))
-    return exists().where(_W.dag_run_id == run, _W.rule.is_not(None), by_hand, _W.met_version.is_not(None))
+    return exists(ONE).where(_W.dag_run_id == run, _W.rule.is_not(None), by_hand, _W.met_version.is_not(None))

@@ -19,6 +19,7 @@ from sqlalchemy import Integer, and_, bindparam, delete, exists, false, func, li
 from headgate.protocol.messages.dags import DagSpec
 from headgate.protocol.messages.rules import SignalRule, encode_predicate
 from headgate.protocol.messages.signals import Predicate, SignalWait, Since
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound
@@ -96,7 +97,7 @@ _STOOD = Prepared(
             _BEFORE.c.removed_at.is_(None),
         )
         .scalar_subquery(),
-        exists().where(dag_run.c.id == _W.dag_run_id, dag_run.c.ended_at.is_not(None)),
+        exists(ONE).where(dag_run.c.id == _W.dag_run_id, dag_run.c.ended_at.is_not(None)),
         _W.rule == bindparam("of_rule"),
         func.coalesce(_OTHER.c.task_id, "") == bindparam("of_task"),
     )
@@ -206,7 +207,7 @@ _UNSEEN = Prepared(
     .limit(_LIMIT)
     .with_for_update(skip_locked=True, key_share=True)
 )
-_IS_PENDING = exists().where(SAME_KEY, _IS_BEHIND)
+_IS_PENDING = exists(ONE).where(SAME_KEY, _IS_BEHIND)
 _UNMARK = Prepared(
     update(signal_key).where(signal_key.c.id == bindparam("of_id"), ~_IS_PENDING).values(is_unseen=false())
 )

@@ -27,6 +27,7 @@ from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepDeferre
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
 from headgate.protocol.values import set_items
 from headgate.scheduling import states
+from headgate.store.access.tables import ONE
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
@@ -118,9 +119,9 @@ class DeferralVerbs(Verbs):
             .where(
                 trigger.c.finished_at.is_(None),
                 trigger.c.removed_at.is_(None),
-                ~exists().where(asset_watcher.c.trigger_id == trigger.c.id),
-                ~exists().where(_C.trigger_id == trigger.c.id),
-                ~exists().where(task_stream.c.trigger_id == trigger.c.id),
+                ~exists(ONE).where(asset_watcher.c.trigger_id == trigger.c.id),
+                ~exists(ONE).where(_C.trigger_id == trigger.c.id),
+                ~exists(ONE).where(task_stream.c.trigger_id == trigger.c.id),
             )
             .values(removed_at=tx.now)
             .returning(trigger.c.id)

@@ -19,6 +19,7 @@ from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, TaskSpec, TaskState
 from headgate.protocol.messages.maps import INSTANCES_MAX
 from headgate.protocol.messages.steps import Appended, Emitted
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import Kind, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
@@ -237,7 +238,7 @@ def among(tx: Tx, instances: Iterable[TaskInstanceId]) -> frozenset[TaskInstance
 # --- a new try -----------------------------------------------------------------------------------
 
 # A task that has handled events of its stream does not handle these again, nor emit what it has emitted for them.
-_GOES_ON = exists().where(task_stream.c.task_instance_id == bindparam("of_instance"), task_stream.c.handled > 0)
+_GOES_ON = exists(ONE).where(task_stream.c.task_instance_id == bindparam("of_instance"), task_stream.c.handled > 0)
 _AGAIN = Prepared(update(emitter).where(_OF_INSTANCE, ~_GOES_ON).values(place=0))
 _FORGET_ELEMENTS = Prepared(delete(element).where(element.c.task_instance_id == bindparam("of_instance"), ~_GOES_ON))
 _FORGET = Prepared(delete(emitter).where(_OF_INSTANCE, ~_GOES_ON))

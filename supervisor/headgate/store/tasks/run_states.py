@@ -33,6 +33,7 @@ from sqlalchemy import (
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import map_states, states
+from headgate.store.access.tables import ONE
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, Instances, TaskInstanceId
@@ -196,8 +197,8 @@ def own_map(tx: Tx, own: TaskInstanceId) -> OwnMap:
 
 def has_unfinished() -> ColumnElement[bool]:
     """Return the condition that the run ``:of_run`` has a task that has not ended."""
-    whole = exists().where(task_rows.unmapped_of(_OF_RUN), task_rows.is_in(*sorted(states.UNFINISHED)))
-    mapped = exists().where(_SEEN.c.state.in_(sorted(state.value for state in states.UNFINISHED)))
+    whole = exists(ONE).where(task_rows.unmapped_of(_OF_RUN), task_rows.is_in(*sorted(states.UNFINISHED)))
+    mapped = exists(ONE).where(_SEEN.c.state.in_(sorted(state.value for state in states.UNFINISHED)))
     return or_(whole, mapped)
 
 

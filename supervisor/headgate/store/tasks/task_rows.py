@@ -43,6 +43,7 @@ from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.scheduling import states
 from headgate.scheduling.planning import retry_wait_s
 from headgate.scheduling.states import FAIL_METHOD, OCCUPYING, TERMINAL, Transition
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound, read
@@ -302,7 +303,7 @@ def apply(tx: Tx, task: LockedTask, event: str, **values: Any) -> TaskState:
 # The worker that had a task when a user, or a signal, ended it is gone, or the lease is over under which that ran.
 IS_LEFT_ALONE = or_(
     _C.old_owner_id.is_(None),
-    ~exists().where(
+    ~exists(ONE).where(
         triggerer.c.id == _C.old_owner_id, triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None)
     ),
 )

@@ -28,6 +28,7 @@ from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.messages.start_triggers import Listed, OwnSource
 from headgate.protocol.messages.steps import XCom
 from headgate.protocol.values import values_in
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_or_replace
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
@@ -201,7 +202,7 @@ def store_xcoms(tx: Tx, rows: Sequence[XComRow]) -> None:
 
 
 # A task that has handled events of its stream keeps its XComs: it does not handle these events again (I20).
-_HAS_HANDLED = exists().where(task_stream.c.task_instance_id == xcom.c.task_instance_id, task_stream.c.handled > 0)
+_HAS_HANDLED = exists(ONE).where(task_stream.c.task_instance_id == xcom.c.task_instance_id, task_stream.c.handled > 0)
 _DELETE_XCOMS = Prepared(delete(xcom).where(xcom.c.task_instance_id == bindparam("of_task"), ~_HAS_HANDLED))
 
 

@@ -1,0 +1,65 @@
+"""Roles of PostgreSQL, each with no more rights than its processes need; `headgate db roles` prints the statements.
+
+================  ====================================================================================
+headgate_owner    owns the tables: `headgate db upgrade`, `headgate users`
+headgate_supervisor  supervisors, and the other commands: all rows but those of users of the pages
+headgate_web      `headgate web`: reads all but secrets, does what its forms do, adds to the audit
+headgate_reader   `headgate web --read-only`, dashboards: reads all but secrets
+================  ====================================================================================
+
+Secrets are encrypted anyway; the columns that hold them, and hashes of passwords, are out of reach as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sqlalchemy import Table
+
+from headgate.store.access.tables import readable
+from headgate.store.tables import metadata
+
+OWNER, SUPERVISOR, WEB, READER = ROLES = ("headgate_owner", "headgate_supervisor", "headgate_web", "headgate_reader")
+REVISION_TABLE = "alembic_version"
+
+# Tables of which a reader sees nothing, and a supervisor neither.
+OF_USERS: Final = frozenset({"web_user", "web_session", "web_guess"})
+# What the pages never write, whatever somebody asks them for.
+NOT_OF_WEB: Final = frozenset({"variable", "connection", "encryption_key", "web_user", "audit", "triggerer"})
+
+
+def _quote(name: str) -> str:
+    return f'"{name}"'
+
+
+def statements() -> Iterator[str]:
+    """Return the statements; they may be repeated, and are to be after each `headgate db upgrade`."""
+    for role in ROLES:
+        exists = f"SELECT FROM pg_roles WHERE rolname = '{role}'"
+        yield f"DO $$ BEGIN IF NOT EXISTS ({exists}) THEN CREATE ROLE {role} NOLOGIN; END IF; END $$;"
+    tables = sorted(metadata.tables.values(), key=lambda table: table.name)
+    yield f"GRANT USAGE, CREATE ON SCHEMA public TO {OWNER};"
+    for role in ROLES[1:]:
+        yield f"GRANT USAGE ON SCHEMA public TO {role};"
+        yield f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role};"
+        yield f"GRANT SELECT ON {REVISION_TABLE} TO {role};"
+    for name in (*(table.name for table in tables), REVISION_TABLE):
+        yield f"ALTER TABLE {_quote(name)} OWNER TO {OWNER};"
+    for table in tables:
+        name = _quote(table.name)
+        if table.name not in OF_USERS:
+            yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {SUPERVISOR};"
+            yield f"GRANT SELECT ({_readable(table)}) ON {name} TO {READER};"
+        yield f"GRANT SELECT ({_readable(table)}) ON {name} TO {WEB};"
+        if table.name not in NOT_OF_WEB:
+            yield f"GRANT INSERT, UPDATE, DELETE ON {name} TO {WEB};"
+    yield f"GRANT INSERT, UPDATE (after, object, outcome) ON audit TO {WEB};"
+    yield f"GRANT UPDATE (latest_heartbeat) ON triggerer TO {WEB};"  # to lock a row is to be allowed to change it
+    yield f"GRANT UPDATE (created_date) ON web_user TO {WEB};"
+    for role in (SUPERVISOR, WEB):
+        yield f"GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public TO {role};"
+
+
+def _readable(table: Table) -> str:
+    return ", ".join(_quote(column.name) for column in readable(table))

@@ -1,0 +1,112 @@
+"""The roles of PostgreSQL that `headgate db roles` makes, each by a process that has really connected as it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ProgrammingError
+from tests.cli.test_audit import refuse
+from tests.supervisor.tasks_harness import Tasks, task_states
+
+from headgate.store.access import roles
+from headgate.store.access.audit import Actor
+from headgate.store.access.tables import SECRETS
+from headgate.store.db import schema
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.errors import StoreError
+from headgate.store.store import Store
+from headgate.store.tables import metadata
+
+
+@pytest.fixture
+def database_url(make_postgres_url: Callable[[], str]) -> str:
+    """A database whose tables get another owner, so one of the test's own."""
+    url = make_postgres_url()
+    schema.upgrade(open_engine(url))
+    return url
+
+
+@pytest.fixture
+def engines(database_url: str, store: Store) -> Iterator[dict[str, Engine]]:
+    """Engines that connect as each role; the roles are of the whole server, and stay."""
+    with store.database.engine.connect() as superuser:
+        for statement in roles.statements():
+            superuser.exec_driver_sql(statement)
+        for role in roles.ROLES:
+            superuser.exec_driver_sql(f"ALTER ROLE {role} LOGIN PASSWORD 'of tests'")
+        superuser.commit()
+    url = make_url(database_url)
+    of = {
+        role: open_engine(url.set(username=role, password="of tests").render_as_string(hide_password=False))
+        for role in roles.ROLES
+    }
+    yield of
+    for engine in of.values():
+        engine.dispose()
+
+
+def is_refused(engine: Engine, statement: str) -> bool:
+    with engine.connect() as connection:
+        try:
+            connection.execute(text(statement))
+        except ProgrammingError as error:
+            return "permission denied" in str(error)
+    return False
+
+
+def test_each_role_may_do_what_its_process_does_and_no_more(engines: dict[str, Engine], etl: Tasks) -> None:
+    store = etl.store
+    trigger_id = store.add_watcher("w", "a.B", {"password": "s3cret"})
+    store.claim_triggers(etl.epoch, limit=1, queues=("default",))
+    letters = refuse(etl, trigger_id, 2)
+    secrets = [(table, column) for table, columns in SECRETS.items() for column in columns]
+    for role in (roles.WEB, roles.READER):
+        for table, column in secrets:
+            assert is_refused(engines[role], f'SELECT "{column}" FROM "{table}"'), (role, table)
+        for table in ("variable", "connection", "web_user"):
+            assert is_refused(engines[role], f"DELETE FROM {table}"), (role, table)
+        assert is_refused(engines[role], "DELETE FROM audit")
+    assert is_refused(engines[roles.READER], "UPDATE dag SET is_paused = true")
+    assert is_refused(engines[roles.READER], "SELECT password FROM web_user")
+    for table in roles.OF_USERS:
+        assert is_refused(engines[roles.SUPERVISOR], f"SELECT * FROM {table}")
+    for table in metadata.tables:
+        assert not is_refused(engines[roles.OWNER], f'SELECT * FROM "{table}"'), table
+
+    for role in (roles.READER, roles.WEB):
+        with Store(engines[role], secrets=Secrets.none()) as looks:
+            looks.inspect.status()
+            looks.inspect.why_trigger(trigger_id)
+            looks.inspect.trigger_line(trigger_id)
+            looks.inspect.why_task(looks.inspect.find_task("etl", "r1", "a"))
+            assert len(looks.inspect.dead_letters()) == 2
+            with pytest.raises(StoreError, match="permission denied"):
+                looks.inspect.trigger_kwargs(trigger_id)
+    with Store(engines[roles.WEB], secrets=Secrets.none(), actor=Actor("ada", "admin", "web")) as acts:
+        acts.tasks.set_paused("etl", is_paused=True)
+        acts.tasks.create_run("etl", "mine")
+        acts.tasks.mark(acts.inspect.find_task("etl", "r1", "a").id, "failed")
+        acts.tasks.clear_many(etl.run)
+        assert task_states(store, etl.run)["a"].value == "none"
+        acts.tasks.cancel_run(etl.run)
+        acts.pause_watcher("w")
+        acts.resume_watcher("w")
+        acts.letters.redrive(letters[0], by="ada")
+        acts.letters.discard(letters[1], by="ada")
+        acts.tasks.set_pool("wide", 4)
+        acts.remove_watcher("w")
+    with Store(engines[roles.OWNER], secrets=Secrets.none(), actor=Actor("ada", "admin", "cli")) as owns:
+        password = owns.access.add_user("eve", "viewer")
+    with Store(engines[roles.WEB], secrets=Secrets.none(), actor=Actor("eve", "nobody", "web")) as pages:
+        token = pages.access.log_in("eve", password, "127.0.0.1")
+        assert token is not None
+        found = pages.access.session(token)
+        assert found is not None
+        assert found[0].role == "viewer"
+    with Store(engines[roles.SUPERVISOR], secrets=store.database.secrets) as runs:
+        runs.scheduling.plan(etl.epoch)
+        runs.add_watcher("w2", "a.B", {})
