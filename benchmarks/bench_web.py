@@ -55,6 +55,7 @@ _MORE = (
     "/triggers?which=failing",
     "/triggers?which=all&queue=none",
     "/watchers?beyond=w5",
+    "/streams?waits=yes",
     "/watchers?failing=yes",
     "/watchers?name=w12",
     "/events?watcher={busy}",

@@ -133,7 +133,7 @@ def test_keys_and_the_page_that_lives(browser: Browser, cookies: Cookies, site: 
 @pytest.mark.parametrize(
     ("clicks", "shown"),
     [
-        ([".side >> text=Streams", "a.code:has-text('filelog')"], "the stream waits for it"),
+        ([".side >> text=Streams", "a.code:has-text('filelog')"], "12,408"),
         (["#live .problems li:has-text('dead letters') >> text=Show", "[role=cell] a.code >> nth=-1"], "berlin:4711"),
         (["#live .problems li:has-text('runs failed') >> text=Show", "[role=cell] a.code >> nth=0"], "KeyError"),
         ([".side >> text=Supervisors"], "30 of 30, full"),

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 from tests.store.harness import add, register
 
-from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent
+from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 
@@ -88,3 +88,16 @@ def test_supervisors_and_pools(page: Get, client: TestClient, epoch: Epoch) -> N
     assert (row["epoch"], row["capacity"]) == (epoch, 10)
     assert "0 of 10" in page("/supervisors")
     assert "default" in page("/pools") or client.get("/pools.json").json()["rows"] == []
+
+
+def test_streams_that_wait_are_found_among_many(page: Get, client: TestClient, store: Store, epoch: Epoch) -> None:
+    triggers = add(store, "well", "failing")
+    store.claim_triggers(epoch, limit=10, queues=("default",))
+    said = [DescribedTrigger(id_, f"d{id_}", f"digest{id_}", f"log:{id_}") for id_ in triggers]
+    store.store_slice(epoch, described=said)
+    assert "No stream waits" in page("/streams", waits="yes")
+    store.claim_triggers(epoch, limit=10, queues=("default",))
+    store.store_slice(epoch, finished=[FinishedTrigger(triggers[1], "run", "failed", 0, "KeyError", "")])
+    names = [row["name"] for row in client.get("/streams.json", params={"waits": "yes"}).json()["rows"]]
+    assert names == [f"log:{triggers[1]}"]
+    assert len(client.get("/streams.json").json()["rows"]) == 2

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, FromClause, ScalarSelect, and_, func, select
+from sqlalchemy import ColumnElement, FromClause, ScalarSelect, and_, func, literal_column, select, union
 
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
@@ -24,6 +24,15 @@ from headgate.store.tables import asset_watcher, dead_letter, redelivery, stream
 
 SUBSCRIBERS_SHOWN_MAX = 1_000  # of one stream
 _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
+
+
+# The streams of triggers that fail or are held, each from a partial index of its own.
+_TROUBLED = union(
+    *(
+        select(trigger.c.stream_id).where(_OPEN, is_troubled, trigger.c.stream_id.is_not(None))
+        for is_troubled in (trigger.c.failure_count > literal_column("0"), trigger.c.hold.is_not(None))
+    )
+)
 
 
 class LiveStream(msgspec.Struct, frozen=True):
@@ -102,11 +111,20 @@ class StreamInspection(Verbs):
 
     @reading
     def streams(
-        self, tx: Tx, *, beyond_id: int = 0, limit: int = ROWS_PER_PAGE_MAX, liveness: Liveness = BY_SILENCE
+        self,
+        tx: Tx,
+        *,
+        is_waiting: bool = False,
+        beyond_id: int = 0,
+        limit: int = ROWS_PER_PAGE_MAX,
+        liveness: Liveness = BY_SILENCE,
     ) -> list[StreamLine]:
-        """Return the streams that open triggers read, by id."""
-        in_use = select(trigger.c.id).where(trigger.c.stream_id == stream.c.id, _OPEN).exists()
-        return _lines(tx, stream.c.id > beyond_id, in_use, limit=limit, liveness=liveness)
+        """Return the streams that open triggers read, by id; ``is_waiting``: that wait for one of them alone."""
+        reads = select(trigger.c.id).where(trigger.c.stream_id == stream.c.id, _OPEN)
+        where = [stream.c.id > beyond_id, reads.exists()]
+        if is_waiting:
+            where += [stream.c.id.in_(_TROUBLED), reads.where(is_absent()).exists()]
+        return _lines(tx, *where, limit=limit, liveness=liveness)
 
     @reading
     def find_stream(self, tx: Tx, name: str) -> int:

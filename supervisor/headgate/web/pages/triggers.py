@@ -102,8 +102,12 @@ def watchers(view: View) -> Answer:
 
 def streams(view: View) -> Answer:
     """List the shared streams by id."""
+    is_waiting = view.choice("waits", ("yes",)) is not None
     found = view.inspect.streams(
-        beyond_id=view.number("beyond") or 0, limit=ROWS_PER_PAGE + 1, liveness=view.site.liveness
+        is_waiting=is_waiting,
+        beyond_id=view.number("beyond") or 0,
+        limit=ROWS_PER_PAGE + 1,
+        liveness=view.site.liveness,
     )
     rows, next_beyond = cut(found)
     return Listing(
@@ -112,7 +116,8 @@ def streams(view: View) -> Answer:
         columns=STREAM_COLUMNS,
         rows=rows,
         next_beyond=next_beyond,
-        empty="No open trigger reads a shared stream.",
+        empty="No stream waits for a subscriber." if is_waiting else "No open trigger reads a shared stream.",
+        filters=(Filter("waits", "State", "yes" if is_waiting else "", (("yes", "waits for a subscriber"),)),),
     )
 
 
