@@ -182,6 +182,10 @@ def _old_letters(before: datetime) -> ColumnElement[bool]:
     return dead_letter.c.resolved_at < before
 
 
+def _old_acts(before: datetime) -> ColumnElement[bool]:
+    return audit.c.at < before
+
+
 def _old_open_letters(before: datetime) -> ColumnElement[bool]:
     is_open = and_(dead_letter.c.resolved_at.is_(None), dead_letter.c.state != "redriving")
     return and_(is_open, dead_letter.c.stored_at < before)
@@ -327,7 +331,7 @@ _KINDS: dict[Kind, _Rows] = {  # and strikes, which have no ids
         consumer_letter, consumer_letter.c.set_aside_at, _old_consumer_letters, _remove_consumer_letters
     ),
     "signals": _Rows(signal, signal.c.sent_at, conditions.is_old, _remove_signals),
-    "audit": _Rows(audit, audit.c.at, lambda before: audit.c.at < before, _remove_audit),
+    "audit": _Rows(audit, audit.c.at, _old_acts, _remove_audit),
 }
 
 

@@ -67,15 +67,19 @@ class Sessions(Protocol):
 
     def begin_local(self, address: str) -> str:
         """Begin a session for whoever has opened a link; return its token."""
+        ...
 
     def log_in(self, name: str, password: str, address: str) -> str | None:
         """Begin a session of a user; return its token, None if this is not the password, or it is too early to try."""
+        ...
 
     def find(self, token: str) -> User | None:
         """Return the user of an open session, which counts as used now; None if it is not open."""
+        ...
 
     def end(self, token: str) -> None:
         """Log out."""
+        ...
 
 
 class MemorySessions:

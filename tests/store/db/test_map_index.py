@@ -22,10 +22,8 @@ BEFORE = str(ScriptDirectory(str(Path(schema.__file__).with_name("migrations")))
 RUNS = 40
 TASKS = 50  # a run
 DEFERRED = 7  # each seventh task is deferred, and waits for a trigger of its own
-NEW_COLUMNS = {
-    *("map_index", "map_name", "map_length", "map_made", "active_max"),
-    *("is_endless", "moves", "begins_at"),
-}
+COPIED = ("task_instance", "xcom")
+OLD_COLUMNS: dict[str, list[str]] = {}  # of these, before the migration; `fill` has seen them
 DELETED = 3  # of the rows with the highest ids
 
 # ``n`` counts to ``:rows`` on both databases.
@@ -53,17 +51,18 @@ def fill(engine: Engine) -> None:
     schema.upgrade(engine)
     schema.downgrade(engine, BEFORE)
     with engine.begin() as connection:
+        for table in COPIED:
+            OLD_COLUMNS[table] = sorted(column["name"] for column in inspect(connection).get_columns(table))
         for statement in FILL:
             given = {"rows": RUNS * TASKS, "nothing": b""}
             connection.execute(text(statement), {name: given[name] for name in given if f":{name}" in statement})
 
 
 def rows_of(engine: Engine) -> dict[str, list[Any]]:
-    """Return all rows of the tables that the migration concerns, but for the columns that it adds."""
+    """Return all rows of the tables that the migration concerns, without the columns that came with it and later."""
     found = {}
     with engine.connect() as connection:
-        for table in ("task_instance", "xcom"):
-            columns = sorted({c["name"] for c in inspect(connection).get_columns(table)} - NEW_COLUMNS)
+        for table, columns in OLD_COLUMNS.items():
             listed = connection.execute(text(f"SELECT {', '.join(columns)} FROM {table} ORDER BY 1, 2, 3, 4"))
             found[table] = [tuple(row) for row in listed]
     return found

@@ -331,6 +331,8 @@ def test_where_a_user_has_ended_a_task_of_the_group_what_is_below_waits_for_the_
     maps.go("a", 0)
     maps.go("a", 1)
     store.tasks.mark_map(maps.run, every_instance("b"), "success")
+    marked = maps.given.pop(("b", 0))
+    ends.lose_worker(store.tasks, maps.epoch, marked.id, marked.token, "a user has marked the task")
     clear(store, maps.run, "b[0]")
     maps.plan()
     maps.go("c", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def pages_beside(call: Invocation) -> Generator[None]:
     If it ends by itself, that is logged, and the supervisor goes on without it.
     """
     try:
-        import headgate.web.server  # noqa: F401 (whether it can be imported)
+        importlib.import_module("headgate.web.server")
     except ImportError as error:
         raise CommandError(f'--web needs an extra: pip install "headgate[web]" ({error})') from error
     flags = {"--config": "config", "--home": "home", "--db": "database_url"}

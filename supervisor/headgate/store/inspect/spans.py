@@ -123,7 +123,9 @@ def _now(task: Any, before: Any) -> Iterator[Phase]:
 
 def _wait(before: Any, until: datetime) -> Iterator[Phase]:
     """Return what a task did after a step of it, until it was ready again, or had ended."""
-    name = None if before is None else _WAITS_AFTER.get(before.outcome)
+    if before is None:
+        return
+    name = _WAITS_AFTER.get(before.outcome)
     if name is not None and until > before.step_ended_at:
         yield _phase(before, name, before.step_ended_at, until)
 

@@ -8,8 +8,15 @@ from headgate.store.inspect.browsing.search import Found
 from headgate.web.cells import Column, Link, path
 from headgate.web.views import Answer, Listing, View
 
-_PLACES = {"event": "events", "trigger": "triggers", "dead letter": "dead-letters", "watcher": "triggers"}
-_PLACES |= {"key": "events", "asset": "assets", "signal": "signals"}
+_PLACES = {
+    "event": "events",
+    "trigger": "triggers",
+    "dead letter": "dead-letters",
+    "watcher": "triggers",
+    "key": "events",
+    "asset": "assets",
+    "signal": "signals",
+}
 EMPTY = (
     "Nothing was found. Write an id, a run id, the beginning of the name of a DAG, task, watcher, asset or signal, or "
     "a watcher and the beginning of a key: big-orders berlin:47"

@@ -22,9 +22,11 @@ LOG_LINES_SHOWN = 200  # on the page of a task
 CURSOR_CHARS_MAX = 4_000
 # These have a place of their own, or say nothing to a reader who has named the task.
 _PLACED = frozenset(
-    {"timestamp", "level", "event", "source", "try_number", "part", "more", "task_instance_id", "logger"}
+    {
+        *("timestamp", "level", "event", "source", "try_number", "part", "more", "task_instance_id", "logger"),
+        *("trigger_id", "trigger_name", "trigger_run_id", "classpath", "incarnation", "epoch", "pid"),
+    }
 )
-_PLACED |= {"trigger_id", "trigger_name", "trigger_run_id", "classpath", "incarnation", "epoch", "pid"}
 
 
 class LogLine(msgspec.Struct, frozen=True):

@@ -80,7 +80,7 @@ def _begin(
     return _first(tx, follow.order_by(name), text)
 
 
-def _first(tx: Tx, follow: Select[Any], text: str) -> list[tuple[str, int]]:
+def _first(tx: Tx, follow: Select[*tuple[Any, ...]], text: str) -> list[tuple[str, int]]:
     some = follow.limit(LOOKED_AT_MAX).subquery()
     name, id_ = list(some.c)
     rows = select(name, id_).where(name.startswith(text, autoescape=True)).order_by(name).limit(FOUND_MAX)
