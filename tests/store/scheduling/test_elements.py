@@ -190,6 +190,15 @@ def test_with_keys_an_element_is_the_one_of_its_key_in_any_order_and_try(store: 
     assert (maps.instances(), maps.ended()) == (["success"] * 3, "success")
 
 
+def test_a_step_that_emits_a_key_twice_before_its_end_ends_well(store: Store, query: Query) -> None:
+    maps = Emitting(store, query)
+    source = maps.begin()
+    maps.store.tasks.emit(maps.epoch, source.id, source.token, keyed(0, (1, "a"), (2, "b"), (3, "a")))
+    # Its worker counts what it has sent: three.
+    assert maps.end(source, StepSucceeded(emitted=Emitted(3, ()))) is TaskState.SUCCESS
+    assert maps.elements() == list(values(1, 2))
+
+
 @pytest.mark.parametrize("have_keys", [False, True])
 def test_more_elements_than_there_may_be_are_refused_and_none_of_them_is_stored(
     store: Store, query: Query, monkeypatch: pytest.MonkeyPatch, have_keys: bool

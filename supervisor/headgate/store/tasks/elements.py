@@ -50,7 +50,7 @@ def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -
     Raises `ValueRefused` for an element that differs from the one stored at its position, is missing, or is too long.
     """
     length, place = _of(tx, task.id)
-    if not emitted.keys and not 0 <= emitted.first <= place:
+    if not (emitted.keys or 0 <= emitted.first <= place or _says_no_place(tx, task.id, length, emitted)):
         raise ValueRefused(f"its worker has emitted elements from {emitted.first:,} on, and the next one is {place:,}")
     if length and emitted.values and _has_keys(tx, task.id) != bool(emitted.keys):
         raise ValueRefused("it emits elements with keys and without: give a key to all of a task, or to none")
@@ -77,7 +77,7 @@ def store(tx: Tx, task: LockedTask, emitted: Emitted, *, is_end: bool = False) -
         tx.mark_run_dirty(task.dag_run_id)
     length += len(new)
     # Keys say which elements are there, and not how many the try has emitted.
-    place = length if emitted.keys else max(place, emitted.first + len(emitted.values))
+    place = length if emitted.keys else min(length, max(place, emitted.first + len(emitted.values)))
     now = {"length": length, "place": place}
     _SET.run(tx.connection, of_instance=task.id, **now)
     marks.reach("elements.written")
@@ -105,6 +105,11 @@ def _compare(tx: Tx, instance: TaskInstanceId, first: int, known: tuple[bytes, .
                 f"element {position} was {_shown(bytes(before))} in an earlier try and is {_shown(value)} now: "
                 f"a task that is tried again must emit the same ones"
             )
+
+
+def _says_no_place(tx: Tx, instance: TaskInstanceId, length: int, emitted: Emitted) -> bool:
+    """Whether there is nothing more of a task with keys: its worker counts those as well that were there already."""
+    return length > 0 and not emitted.values and _has_keys(tx, instance)
 
 
 def _has_keys(tx: Tx, instance: TaskInstanceId) -> bool:
