@@ -113,16 +113,25 @@ def test_a_step_whose_supervisor_is_gone_is_lost_when_it_is_adopted(store: Store
     assert timed.phases() == [(1, "running", 1, 5, "lost"), (1, "retry wait", 5, None, None)]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "is_new_try"), [("deferred", False), ("lost", False), ("failed", True), ("succeeded", True)]
+)
 def test_a_task_keeps_the_newest_of_its_spans(
-    store: Store, query: Query, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    query: Query,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: spans.StepEndName,
+    is_new_try: bool,
 ) -> None:
     monkeypatch.setattr(spans, "PRUNED_EVERY", 1)
     tasks = Tasks(store, query)
-    for _ in range(spans.SPANS_KEPT + 5):
+    for number in range(spans.SPANS_KEPT + 5):
         clock.advance(1)
+        span = StepSpan(number + 1 if is_new_try else 1)
         with store.database.leased(tasks.epoch) as tx:
-            spans.write(tx, [(tasks.a, StepSpan(1), "deferred")])
-            spans.write(tx, [(tasks.a, StepSpan(1), "deferred")])  # repeated, it changes nothing
+            spans.write(tx, [(tasks.a, span, outcome)])
+            spans.write(tx, [(tasks.a, span, outcome)])  # repeated, it changes nothing
     (counted,) = query("SELECT count(*) AS n, max(ended_at) AS newest FROM task_span")
     assert counted["n"] == spans.SPANS_KEPT
     assert str(clock().replace(tzinfo=None)) in str(counted["newest"])

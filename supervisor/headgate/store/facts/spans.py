@@ -60,8 +60,9 @@ def write(tx: Tx, ended: Sequence[tuple[TaskInstanceId, StepSpan, StepEndName]])
         for instance, span, outcome in ended
     ]
     insert_new(connection, _ROW, rows, returning=("task_instance_id",))
-    # Only a task that defers, or whose stream goes on, may have so many. Which of its steps prunes is left to the time.
+    # A task may have so many that defers, whose stream goes on, that is moved, or that signals or retries begin again:
+    # not one that ends in its first try. Which of its steps prunes is left to the time.
     if now.microsecond // 1000 % PRUNED_EVERY == 0:
-        for instance, _, outcome in ended:
-            if outcome in ("deferred", "handled"):
+        for instance, span, outcome in ended:
+            if span.try_number > 1 or outcome in ("deferred", "handled", "lost"):
                 _PRUNE.run(connection, of_task=instance)
