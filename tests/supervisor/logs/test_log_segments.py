@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from headgate.store.ids import TryName
+from headgate.supervisor.logs import task_log_files
 from headgate.supervisor.logs.task_log_deletion import delete_logs
 from headgate.supervisor.logs.task_log_files import SEGMENT_SHARE_BYTES_MAX, follow, read, read_on, tries
 from headgate.supervisor.logs.task_logs import TaskLogs
@@ -114,6 +115,20 @@ def test_a_reader_goes_on_behind_its_cursor(logs: TaskLogs, tmp_path: Path) -> N
     found, cursor = read_on(tmp_path, instance(2001), cursor, bytes_max=1000)
     assert [(record["try_number"], record["event"]) for record in found] == [(2, "b")]
     assert read_on(tmp_path, instance(2001), cursor, bytes_max=1000) == ([], cursor)
+
+
+def test_a_reader_need_not_wait_for_what_others_have_logged(
+    logs: TaskLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_log_files, "FOLLOW_READ_BYTES_MAX", 1000)  # of a segment at a time
+    cursor = None
+    for event in ("a", "b"):
+        for number in range(50):
+            logs.write(instance(2), at(1, f"of another: {number}"))
+        logs.write(instance(1), at(1, event))
+        assert logs.flush(WAIT_S)
+        found, cursor = read_on(tmp_path, instance(1), cursor, bytes_max=200)
+        assert [record["event"] for record in found] == [event]
 
 
 def test_a_torn_line_costs_no_other(logs: TaskLogs, tmp_path: Path) -> None:

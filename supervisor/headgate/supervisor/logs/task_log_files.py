@@ -302,10 +302,14 @@ def follow(
 
 
 class _Followed:
-    """One file, read as far as its lines are complete, up to ``bytes_max`` at a time from ``offset`` on."""
+    """One file, read as far as its lines are complete, up to ``bytes_max`` at a time from ``offset`` on.
 
-    def __init__(self, offset: int = 0, bytes_max: int = FOLLOW_READ_BYTES_MAX) -> None:
+    ``is_whole``: one look is at all of it, piece by piece. A segment may be far longer than what is held of it.
+    """
+
+    def __init__(self, offset: int = 0, bytes_max: int = FOLLOW_READ_BYTES_MAX, *, is_whole: bool = False) -> None:
         self.offset = offset
+        self.is_whole = is_whole
         self._bytes_max = bytes_max
 
     @classmethod
@@ -338,17 +342,17 @@ class _Followed:
 def read_on(folder: Path, name: TryName, cursor: str | None, *, bytes_max: int) -> tuple[list[Record], str]:
     """Return the records of all tries of a task that follow a cursor, and the cursor behind them.
 
-    Without a cursor, those within the last ``bytes_max`` of each file. ``name`` is that of any try. A cursor says for
-    each file up to which byte it was read: ``1/4.jsonl=1200,2/5.jsonl=80``. Raises `ValueError` for another text, and
-    `OSError` for a log that cannot be read.
+    Without a cursor, those within the last ``bytes_max`` of each file of its own, and all in segments. ``name`` is that
+    of any try. A cursor says for each file up to which byte it was read: ``1/4.jsonl=1200,2/5.jsonl=80``. Raises
+    `ValueError` for another text, and `OSError` for a log that cannot be read.
     """
     task = folder_of_instance(folder, name)
     offsets = _offsets_of(cursor) if cursor else {}
     read_files: dict[Path, _Followed] = {}
     found = []
-    for path in _segments_of(folder, name):  # without a cursor from its beginning: it is one of a thousand instances
+    for path in _segments_of(folder, name):  # all of them: most is of others, and each try has little there
         offset = offsets.get(f"{MAP_FOLDER}/{path.name}", 0)
-        read_files[path] = _Followed(offset, bytes_max if offset else max(bytes_max, path.stat().st_size))
+        read_files[path] = _Followed(offset, FOLLOW_READ_BYTES_MAX, is_whole=True)
     segments = set(read_files)
     in_segments, _ = _new_in_segments(folder, name, read_files)
     for number in sorted(_numbers_in(task) | in_segments.keys()):
@@ -387,11 +391,14 @@ def _new_in_segments(
     found: dict[int, list[list[bytes]]] = {}
     has_read = False
     for path in _segments_of(folder, name):
-        lines = read_files.setdefault(path, _Followed()).read(path)
-        has_read = has_read or bool(lines)
+        followed = read_files.setdefault(path, _Followed())
         of_segment: dict[int, list[bytes]] = {}
-        for number, line in _of_instance(lines, name):
-            of_segment.setdefault(number, []).append(line)
+        while lines := followed.read(path):
+            has_read = True
+            for number, line in _of_instance(lines, name):
+                of_segment.setdefault(number, []).append(line)
+            if not followed.is_whole:
+                break
         for number, some in of_segment.items():
             found.setdefault(number, []).append(some)
     return found, has_read
