@@ -18,7 +18,13 @@ from tests.web.test_guard import path_of
 
 from headgate.protocol.values import encode_value
 from headgate.store.access.audit import Action, Role
-from headgate.store.access.users import GUESS_WAIT_S_MAX, GUESSES_FREE, wait_s
+from headgate.store.access.users import (
+    EVERYONE,
+    GUESS_WAIT_S_MAX,
+    GUESSES_FREE,
+    GUESSES_OF_ADDRESS_FREE,
+    wait_s,
+)
 from headgate.store.store import Store
 from headgate.store.tables import web_guess
 from headgate.web.acts import ACTS, RANKS, act_path, may
@@ -79,6 +85,7 @@ def test_a_user_acts_on_tasks_and_the_audit_says_who(users: dict[str, TestClient
     assert "dags pause, DAG etl: is_paused: False, now True" in shown
     assert ">Unpause<" in shown
     assert ">Unpause<" not in users["viewer"].get("/dags/etl").text
+    assert "dags pause" not in users["viewer"].get(paused.headers["location"]).text, "the audit is for operators"
     assert act(client, "dags trigger", dag="etl", run_id="mine", conf='{"a": "' + SECRET + '"}').status_code == 303
     assert act(client, "dags trigger", dag="etl", conf="[1]").status_code == 400
     assert act(client, "tasks mark-failed", **run, task="a").status_code == 303
@@ -114,6 +121,10 @@ def test_a_user_acts_on_triggers_letters_and_pools(users: dict[str, TestClient],
         assert act(client, action, watcher="w").status_code == 303
         assert store.inspect.trigger_line(trigger_id).hold == hold
     assert act(client, "watchers pause", watcher="none").status_code == 404
+    act(client, "watchers pause", watcher="w")
+    assert act(users["operator"], "triggers release", trigger=str(trigger_id)).status_code == 409
+    assert store.inspect.trigger_line(trigger_id).hold == "paused", "only an admin resumes a watcher"
+    assert act(client, "triggers release", trigger=str(trigger_id)).status_code == 303
     assert act(client, "pools set", pool="wide", slots="7").status_code == 303
     assert act(client, "pools set", pool="wide", slots="-1").status_code == 400
 
@@ -164,6 +175,15 @@ def test_users_log_in_slower_and_slower_and_are_told_nothing(browser: Browser, s
     guessed(GUESSES_FREE + 20, timedelta(seconds=GUESS_WAIT_S_MAX + 60))
     assert try_in("ada", password) == (303, "")
     assert [row["user"] for row in query("SELECT * FROM web_guess")] == ["nobody"]
+    assert store.access.log_in("eve", "wrong", "127.0.0.1") is None
+    with store.database.writing() as tx:
+        everyone = update(web_guess).where(web_guess.c.user == EVERYONE)
+        tx.connection.execute(everyone.values(failures=GUESSES_OF_ADDRESS_FREE + 9, last_at=tx.now))
+    for number in range(5):  # from other addresses of this machine
+        assert store.access.log_in(f"other{number}", "wrong", f"127.0.0.{number + 2}") is None
+        assert store.access.log_in("eve", "wrong", "::1") is None
+    rows = query('SELECT "user", failures FROM web_guess WHERE address <> \'testclient\' ORDER BY "user"')
+    assert [tuple(row.values()) for row in rows] == [("", GUESSES_OF_ADDRESS_FREE + 9), ("eve", 1)]
     waits = [wait_s(failures) for failures in (0, 1, 2, 9, 10, 10_000)]
     assert waits == [1, 2, 4, 512, GUESS_WAIT_S_MAX, GUESS_WAIT_S_MAX]
 

@@ -114,8 +114,8 @@ def of_watcher(name: str, *, hold: str | None) -> tuple[Act, ...]:
 
 
 def of_trigger(trigger_id: int, *, hold: str | None) -> tuple[Act, ...]:
-    """Return the acts on a trigger that is no watcher's, or whoever's, if it is held."""
-    return () if hold is None else (Act("triggers release", "Release", {"trigger": trigger_id}),)
+    """Return the acts on a trigger, whoever's, if it is held. One that a user has paused is resumed by its watcher."""
+    return () if hold in (None, "paused") else (Act("triggers release", "Release", {"trigger": trigger_id}),)
 
 
 def of_letter(letter_id: int, state: str) -> tuple[Act, ...]:

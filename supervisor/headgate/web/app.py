@@ -190,7 +190,8 @@ class _Pages:
                 return self._json(view, answer)
             answer = Page(answer.template, answer.title, self._list_values(view, answer, route))
         values = answer.values | {"as_of": view.now if route.reads else None}
-        if route.reads and route.method == "GET" and (act_id := view.number("act")) is not None:
+        shows_act = route.reads and route.method == "GET" and view.may("operator")  # it is a row of the audit
+        if shows_act and (act_id := view.number("act")) is not None:
             values["did"] = view.inspect.act(act_id)
         return self._html(request, answer.template, answer.title, values, status=answer.status, lives=answer.lives)
 

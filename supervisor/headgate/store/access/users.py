@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
 
 from headgate.store.access.audit import Role
 from headgate.store.db.bulk import insert_into
@@ -39,6 +40,7 @@ GUESSES_FREE = 5  # failures of one user from one address, before somebody has t
 GUESSES_OF_ADDRESS_FREE = 20  # of all users from one address
 GUESS_WAIT_S_MAX = 900.0
 GUESSES_KEPT_S = 86_400.0
+LOOPBACK = "127.0.0.1"  # stands for all addresses of this machine
 EVERYONE = ""  # the user under which the failures of an address are counted
 OF_NOBODY = f"scrypt${SCRYPT['n']}${SCRYPT['r']}${SCRYPT['p']}${'00' * SALT_BYTES}${'00' * 64}"  # of no password
 
@@ -151,7 +153,9 @@ class AccessVerbs(Verbs):
     def log_in(self, name: str, password: str, address: str) -> str | None:
         """Begin a session of a user; return its token, None if this is not the password, or it is too early to try."""
         name, password = name[: USER_CHARS_MAX + 1], password[: PASSWORD_CHARS_MAX + 1]
-        attempt = self._begin_attempt(name, address)
+        if not name:  # guesses are counted under `EVERYONE`
+            return None
+        attempt = self._begin_attempt(name, _place_of(address))
         if not attempt.is_allowed:
             return None
         # The same work for a user that there is not, so that the time does not tell.
@@ -165,17 +169,19 @@ class AccessVerbs(Verbs):
     def _begin_attempt(self, tx: Tx, name: str, address: str) -> _Attempt:
         """Count an attempt, if it is not too early for one."""
         tx.act_nothing()
-        keys = ((name, address, GUESSES_FREE), (EVERYONE, address, GUESSES_OF_ADDRESS_FREE))
         old = tx.now - timedelta(seconds=GUESSES_KEPT_S)
         tx.connection.execute(delete(web_guess).where(web_guess.c.last_at < old))
-        for user, where, free in keys:
-            new = insert_into(tx.connection, web_guess).values(user=user, address=where, failures=0, last_at=tx.now)
+        # That of the address is first: whoever tries many names leaves no row for those that are not looked at.
+        for user, free in ((EVERYONE, GUESSES_OF_ADDRESS_FREE), (name, GUESSES_FREE)):
+            new = insert_into(tx.connection, web_guess).values(user=user, address=address, failures=0, last_at=tx.now)
             tx.connection.execute(new.on_conflict_do_nothing())
-            of_key = (web_guess.c.user == user, web_guess.c.address == where)
+            of_key = (web_guess.c.user == user, web_guess.c.address == address)
             row = tx.connection.execute(select(web_guess).where(*of_key).with_for_update()).one()
             if row.failures >= free and tx.now < row.last_at + timedelta(seconds=wait_s(row.failures - free)):
                 return _Attempt(False, None)
-            tx.connection.execute(update(web_guess).where(*of_key).values(failures=row.failures + 1, last_at=tx.now))
+        counted = (web_guess.c.user.in_((EVERYONE, name)), web_guess.c.address == address)
+        more = {"failures": web_guess.c.failures + 1, "last_at": tx.now}
+        tx.connection.execute(update(web_guess).where(*counted).values(more))
         found = select(web_user.c.password).where(web_user.c.name == name)
         return _Attempt(True, tx.connection.execute(found).scalar_one_or_none())
 
@@ -189,8 +195,9 @@ class AccessVerbs(Verbs):
         if row is None or row.password != password:  # it was changed meanwhile
             tx.act("users log in", f"user {name}", is_refused=True)
             return None
-        of_user = or_(web_guess.c.user == name, web_guess.c.user == EVERYONE)
-        tx.connection.execute(delete(web_guess).where(of_user, web_guess.c.address == address))
+        for user in (EVERYONE, name):  # in the order of `_begin_attempt`, so that two of them do not deadlock
+            of_key = (web_guess.c.user == user, web_guess.c.address == _place_of(address))
+            tx.connection.execute(delete(web_guess).where(*of_key))
         tx.act("users log in", f"user {name}")
         return _new_session(tx, address, user_id=row.id)
 
@@ -227,6 +234,14 @@ class AccessVerbs(Verbs):
     def end_session(self, tx: Tx, token: str) -> None:
         """End a session."""
         tx.connection.execute(delete(web_session).where(web_session.c.digest == digest_of(token)))
+
+
+def _place_of(address: str) -> str:
+    """Return under which address a guess is counted: a process may connect from all those of its own machine."""
+    try:
+        return LOOPBACK if ipaddress.ip_address(address).is_loopback else address
+    except ValueError:
+        return address
 
 
 def wait_s(failures: int) -> float:

@@ -12,7 +12,7 @@ from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.store.access.audit import Action
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, acting
-from headgate.store.errors import NoSuchRow
+from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import Hold
 from headgate.store.tables import trigger
 from headgate.store.triggers.dead_letters import storable_text
@@ -48,16 +48,21 @@ class HoldVerbs(Verbs):
         return _release(tx, trigger_of_watcher(tx, name), "watchers resume", f"watcher {name}")
 
     @acting
-    def release_trigger(self, tx: Tx, trigger_id: int) -> Hold | None:
-        """Release a trigger; return its hold, None if it had none. Raises `NoSuchRow`."""
-        return _release(tx, trigger_id, "triggers release", f"trigger {trigger_id}")
+    def release_trigger(self, tx: Tx, trigger_id: int, *, ends_pause: bool = True) -> Hold | None:
+        """Release a trigger; return its hold, None if it had none.
+
+        Raises `NoSuchRow`, and without ``ends_pause`` `ValueRefused` if a user has paused its watcher.
+        """
+        return _release(tx, trigger_id, "triggers release", f"trigger {trigger_id}", ends_pause=ends_pause)
 
 
-def _release(tx: Tx, trigger_id: int, action: Action, subject: str) -> Hold | None:
+def _release(tx: Tx, trigger_id: int, action: Action, subject: str, *, ends_pause: bool = True) -> Hold | None:
     tx.notify()
     found = tx.connection.execute(select(trigger.c.hold).where(trigger.c.id == trigger_id).with_for_update()).first()
     if found is None:
         raise NoSuchRow("trigger", str(trigger_id))
+    if found.hold == "paused" and not ends_pause:
+        raise ValueRefused(f"{PAUSED_BY_USER}: only who may resume its watcher may release it")
     free = {"hold": None, "hold_reason": None, "held_at": None}
     tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id, trigger.c.hold.is_not(None)).values(free))
     hold: Hold | None = found.hold

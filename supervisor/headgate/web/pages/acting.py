@@ -21,6 +21,7 @@ from headgate.store.errors import LetterResolved, StoreError
 from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
 from headgate.store.store import Store
 from headgate.store.tasks.user_actions import Cleared, Mark
+from headgate.web.acts import ACTS
 from headgate.web.cells import path
 from headgate.web.views import Answer, BadRequest, Handler, Page, View
 
@@ -196,7 +197,8 @@ def _to_watcher(view: View, name: str) -> Answer:
 
 def release(view: View) -> Answer:
     """Release a trigger that is held."""
-    view.store.release_trigger(trigger_id := view.given_number("trigger"))
+    trigger_id = view.given_number("trigger")
+    view.store.release_trigger(trigger_id, ends_pause=view.may(ACTS["watchers resume"]))
     return done(view, "triggers", trigger_id)
 
 
