@@ -46,6 +46,7 @@ def test_it_writes_units_that_run_this_installation(call: Call, installation: Pa
     pages = settings_in((root / PAGES).read_text())
     assert pages["ExecStart"] == f"{installation} web"
     assert pages["InaccessiblePaths"] == "-/var/lib/headgate/fernet.key"
+    assert pages["PrivateUsers"] == "yes", "else /proc/PID/root of the supervisor, which has the same user, leads to it"
     assert (root / USERS).read_text().splitlines()[-1] == 'u jobs - "headgate" /var/lib/headgate'
     assert "systemctl enable --now headgate headgate-web" in called.out
     assert "$" not in (root / SERVICE).read_text()

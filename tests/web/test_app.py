@@ -104,6 +104,7 @@ def test_what_is_not_there(client: TestClient) -> None:
 def test_what_cannot_be_asked(client: TestClient) -> None:
     for query in ({"since": "yesterday"}, {"state": "odd"}, {"beyond": "-1"}, {"dag": "x" * 501}, {"dag": "a\0b"}):
         assert client.get("/runs", params=query).status_code == 400, query
+    assert client.get("/dags/%00").status_code == 400
 
 
 def test_methods_that_a_page_does_not_have(client: TestClient) -> None:

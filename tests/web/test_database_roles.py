@@ -70,6 +70,8 @@ def test_each_role_may_do_what_its_process_does_and_no_more(engines: dict[str, E
         for table in ("variable", "connection", "web_user"):
             assert is_refused(engines[role], f"DELETE FROM {table}"), (role, table)
         assert is_refused(engines[role], "DELETE FROM audit")
+        for statement in ("UPDATE trigger SET classpath = 'os.system'", "UPDATE dag SET spec = ''", "DELETE FROM dag"):
+            assert is_refused(engines[role], statement), (role, statement)
     assert is_refused(engines[roles.READER], "UPDATE dag SET is_paused = true")
     assert is_refused(engines[roles.READER], "SELECT password FROM web_user")
     for table in roles.OF_USERS:
@@ -95,6 +97,7 @@ def test_each_role_may_do_what_its_process_does_and_no_more(engines: dict[str, E
         acts.tasks.cancel_run(etl.run)
         acts.pause_watcher("w")
         acts.resume_watcher("w")
+        acts.restart_watcher("w")
         acts.letters.redrive(letters[0], by="ada")
         acts.letters.discard(letters[1], by="ada")
         acts.tasks.set_pool("wide", 4)

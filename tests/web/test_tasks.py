@@ -71,3 +71,15 @@ def test_a_run_with_many_tasks_is_read_page_by_page(page: Get, store: Store, que
     assert "t50" not in first
     (beyond,) = re.findall(r'href="/dags/etl/runs/r1\?beyond=([0-9]+)"', first)
     assert "t59" in page("/dags/etl/runs/r1", beyond=beyond)
+
+
+def test_a_page_asks_again_for_itself_and_a_cursor_is_of_files(client: TestClient, etl: Tasks) -> None:
+    etl.store.tasks.create_run("etl", "50%25")
+    quoted = "/dags/etl/runs/50%2525"
+    answer = client.get(quoted.replace("%", "%25"))  # this client takes one more quoting off than a server
+    assert answer.status_code == 200
+    assert f'hx-get="{quoted}"' in answer.text
+    log = "/dags/etl/runs/r1/tasks/a/log.json"
+    assert client.get(log, params={"beyond": "1/4.jsonl=1200"}).status_code == 200
+    for cursor in (f"1/4.jsonl={'9' * 19}", "1/../../x.jsonl=1", "1=1"):
+        assert client.get(log, params={"beyond": cursor}).status_code == 400, cursor

@@ -183,8 +183,11 @@ class View:
         return self.inspect.now()
 
     def part(self, name: str) -> str:
-        """Return a part of the path, by the name that the route gives it."""
-        return str(self.request.path_params[name])
+        """Return a part of the path, by the name that the route gives it. Raises `BadRequest`."""
+        value = str(self.request.path_params[name])
+        if "\x00" in value:
+            raise BadRequest(f"{name} has a character that no name has")
+        return value
 
     def text(self, name: str) -> str | None:
         """Return a value of the query; None if it is not there, or empty. Raises `BadRequest`."""

@@ -12,7 +12,7 @@ Secrets are encrypted anyway; the columns that hold them, and hashes of password
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from sqlalchemy import Table
@@ -27,6 +27,10 @@ REVISION_TABLE = "alembic_version"
 OF_USERS: Final = frozenset({"web_user", "web_session", "web_guess"})
 # What the pages never write, whatever somebody asks them for.
 NOT_OF_WEB: Final = frozenset({"variable", "connection", "encryption_key", "web_user", "audit", "triggerer"})
+
+
+# What the pages change, but never make or delete, and the columns that they leave as they are: which code runs.
+CODE_OF: Final = {"trigger": frozenset({"classpath", "kwargs"}), "dag": frozenset({"name", "file", "spec"})}
 
 
 def _quote(name: str) -> str:
@@ -52,13 +56,19 @@ def statements() -> Iterator[str]:
             yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {SUPERVISOR};"
             yield f"GRANT SELECT ({_readable(table)}) ON {name} TO {READER};"
         yield f"GRANT SELECT ({_readable(table)}) ON {name} TO {WEB};"
-        if table.name not in NOT_OF_WEB:
+        if table.name in CODE_OF:
+            yield f"GRANT UPDATE ({_others(table, CODE_OF[table.name])}) ON {name} TO {WEB};"
+        elif table.name not in NOT_OF_WEB:
             yield f"GRANT INSERT, UPDATE, DELETE ON {name} TO {WEB};"
     yield f"GRANT INSERT, UPDATE (after, object, outcome) ON audit TO {WEB};"
     yield f"GRANT UPDATE (latest_heartbeat) ON triggerer TO {WEB};"  # to lock a row is to be allowed to change it
     yield f"GRANT UPDATE (created_date) ON web_user TO {WEB};"
     for role in (SUPERVISOR, WEB):
         yield f"GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public TO {role};"
+
+
+def _others(table: Table, left_out: Collection[str]) -> str:
+    return ", ".join(_quote(column.name) for column in table.columns if column.name not in left_out)
 
 
 def _readable(table: Table) -> str:

@@ -257,6 +257,7 @@ def _sortable(timestamp: object) -> str:
 
 # The longest wait of a follower: changes made on another machine do not wake it.
 LOOK_INTERVAL_S: Final = 1.0
+OFFSET_DIGITS_MAX: Final = 18  # in a cursor: no file is longer, and no system call takes more
 FOLLOW_READ_BYTES_MAX: Final = 4 * 1024 * 1024  # of one file in one look
 _CHANGES = inotify_simple.flags.CREATE | inotify_simple.flags.MODIFY | inotify_simple.flags.MOVED_TO
 
@@ -378,6 +379,7 @@ def _offsets_of(cursor: str) -> dict[str, int]:
             and is_log_file(file)
             and offset.isascii()
             and offset.isdecimal()
+            and len(offset) <= OFFSET_DIGITS_MAX
         ):
             raise ValueError(f"a cursor of logs is 1/4.jsonl=1200, or several of these; got {place!r}")
         offsets[name] = int(offset)
