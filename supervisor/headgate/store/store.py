@@ -238,7 +238,11 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         """Return the runs of watchers' triggers that have not just been ended together with their runner."""
         waited_for, streams_of_tasks = self.waited_for, self.task_streams
         return [
-            msgspec.structs.replace(run, error=dead_letters.storable_text(run.error, ERROR_CHARS_MAX))
+            msgspec.structs.replace(
+                run,
+                trigger_run_id=dead_letters.storable_text(run.trigger_run_id, KEY_CHARS_MAX),
+                error=dead_letters.storable_text(run.error, ERROR_CHARS_MAX),
+            )
             for run in finished
             if run.trigger_id not in waited_for
             and run.trigger_id not in streams_of_tasks

@@ -153,3 +153,12 @@ def test_the_newest_runs_of_a_watcher_are_kept_and_a_run_is_written_once(
     assert (third.ended_at, second.trigger_run_id) == (clock(), "run 2")
     with store.database.reading() as tx:
         assert len(trigger_runs.newest(tx, id_, limit=10)) == 2
+
+
+def test_a_run_whose_names_no_database_takes_is_written_down_all_the_same(store: Store) -> None:
+    epoch = register(store)
+    (id_,) = add(store, "orders")
+    store.claim_triggers(epoch, limit=10, queues=QUEUES)
+    store.store_slice(epoch, finished=[FinishedTrigger(id_, "ru\0n", "failed", events=0, error="a\0b")])
+    (run,) = store.inspect.trigger_runs(id_)
+    assert (run.trigger_run_id, run.error) == (r"ru\x00n", r"a\x00b")

@@ -199,6 +199,14 @@ def test_a_step_that_emits_a_key_twice_before_its_end_ends_well(store: Store, qu
     assert maps.elements() == list(values(1, 2))
 
 
+def test_elements_of_which_some_have_no_key_in_a_message_are_refused(store: Store, query: Query) -> None:
+    maps = Emitting(store, query)
+    source = maps.begin()
+    with pytest.raises(ValueRefused, match="2 values and 1 keys"):
+        store.tasks.emit(maps.epoch, source.id, source.token, Emitted(0, values(1, 2), (b"a",)))
+    assert maps.elements() == []
+
+
 @pytest.mark.parametrize("have_keys", [False, True])
 def test_more_elements_than_there_may_be_are_refused_and_none_of_them_is_stored(
     store: Store, query: Query, monkeypatch: pytest.MonkeyPatch, have_keys: bool

@@ -119,7 +119,12 @@ def _has_keys(tx: Tx, instance: TaskInstanceId) -> bool:
 def _new_by_key(
     tx: Tx, instance: TaskInstanceId, some: Sequence[bytes], keys: Sequence[bytes | None]
 ) -> list[KeyedValue]:
-    """Return those of some values whose keys are not there yet, each key once, and those without a key."""
+    """Return those of some values whose keys are not there yet, each key once, and those without a key.
+
+    Raises `ValueRefused` if there are not as many keys as values.
+    """
+    if len(some) != len(keys):
+        raise ValueRefused(f"its worker has sent {len(some):,} values and {len(keys):,} keys")
     wanted = {(instance, key) for key in keys if key is not None}
     there: set[bytes | None] = {
         bytes(key) for (key,) in find(tx.connection, _KEY, sorted(wanted), returning=("key_hash",))
