@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -23,12 +24,17 @@ from headgate.store.access.users import (
     GUESS_WAIT_S_MAX,
     GUESSES_FREE,
     GUESSES_OF_ADDRESS_FREE,
+    LOCAL_NAME,
+    SESSION_NOTED_S,
     wait_s,
 )
+from headgate.store.errors import ValueRefused
 from headgate.store.store import Store
-from headgate.store.tables import web_guess
+from headgate.store.tables import web_guess, web_session
 from headgate.web.acts import ACTS, RANKS, act_path, may
 from headgate.web.routes import ROUTES
+from headgate.web.views import Site
+from headgate.web.writing import WRITERS_MAX
 
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
 SECRET = "of operators alone"
@@ -117,7 +123,8 @@ def test_a_user_acts_on_triggers_letters_and_pools(users: dict[str, TestClient],
     store.claim_triggers(etl.epoch, limit=1, queues=("default",))
     letters = refuse(etl, trigger_id, 5)
     holds: list[tuple[Action, str | None]] = [("watchers pause", "paused"), ("watchers resume", None)]
-    for action, hold in [*holds, ("watchers restart", None)]:
+    holds.append(("watchers restart", None))
+    for action, hold in holds:
         assert act(client, action, watcher="w").status_code == 303
         assert store.inspect.trigger_line(trigger_id).hold == hold
     assert act(client, "watchers pause", watcher="none").status_code == 404
@@ -207,3 +214,19 @@ def test_a_session_ends_with_its_user_and_has_the_role_of_now(browser: Browser, 
     last = log_in(browser(), "ada", new)
     store.access.remove_user("ada")
     assert last.get("/runs").status_code == 303
+
+
+def test_sessions_by_links_can_be_ended_and_need_nothing_that_writes(
+    client: TestClient, site: Site, store: Store
+) -> None:
+    with store.database.writing() as tx:
+        tx.connection.execute(update(web_session).values(used_at=tx.now - timedelta(seconds=2 * SESSION_NOTED_S)))
+    assert site.writer is not None
+    with ExitStack() as busy:
+        for _ in range(WRITERS_MAX):
+            busy.enter_context(site.writer.store(None))
+        assert client.get("/runs").status_code == 200
+    with pytest.raises(ValueRefused, match="choose another name"):
+        store.access.add_user(LOCAL_NAME, "viewer")
+    assert store.access.revoke_sessions(LOCAL_NAME) == 1
+    assert client.get("/runs").status_code == 303

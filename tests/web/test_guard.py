@@ -129,6 +129,9 @@ def test_logging_in_and_out(stranger: TestClient, site: Site) -> None:
 def test_after_the_login_one_is_where_one_wanted_to_be(stranger: TestClient, site: Site) -> None:
     answer = stranger.get("/runs?state=failed&dag=a%26b")
     assert answer.headers["location"] == "/login?next=%2Fruns%3Fstate%3Dfailed%26dag%3Da%2526b"
+    quoted = stranger.get("/dags/50%252525").headers["location"]  # this client takes one quoting more off
+    assert quoted == "/login?next=%2Fdags%2F50%252525"
+    assert stranger.get(f"/runs?dag={'x' * 600}").headers["location"] == LOGIN, "it would not be taken there"
     wanted = {"token": site.links.new(), "next": "/runs?state=failed"}
     assert stranger.get("/login", params=wanted).headers["location"] == "/runs?state=failed"
 

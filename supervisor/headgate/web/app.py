@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import jinja2
 import structlog
@@ -31,7 +31,7 @@ from headgate.store.errors import (
 )
 from headgate.web import rendering
 from headgate.web.acts import may
-from headgate.web.guard import Guard, cookie_name, session_of, to_login
+from headgate.web.guard import Guard, cookie_name, path_of, session_of, to_login
 from headgate.web.routes import ROUTES, Route
 from headgate.web.sessions import form_token, is_form_token
 from headgate.web.views import ROWS_PER_PAGE, Answer, BadRequest, Listing, Page, Site, View
@@ -197,7 +197,7 @@ class _Pages:
 
     def _list_values(self, view: View, listing: Listing, route: Route) -> dict[str, Any]:
         asked = dict(view.request.query_params)
-        here = _path_of(view.request)
+        here = path_of(view.request)
         first = {name: value for name, value in asked.items() if name != "beyond" and value}
         more = None if listing.next_beyond is None else first | {"beyond": str(listing.next_beyond)}
         return listing.values | {
@@ -218,7 +218,7 @@ class _Pages:
         self, request: Request, template: str, title: str, values: dict[str, Any], *, status: int = 200, lives: bool
     ) -> Response:
         is_fragment = request.headers.get("hx-request") == "true"
-        here = _path_of(request)
+        here = path_of(request)
         url = _with_query(here, dict(request.query_params))
         values = values | {
             "title": title,
@@ -255,11 +255,6 @@ class _Pages:
 
 def _without(row: Any, names: Collection[str]) -> Any:
     return {name: value for name, value in row.items() if name not in names} if isinstance(row, dict) else row
-
-
-def _path_of(request: Request) -> str:
-    """Return the path of a request, quoted: that of its URL would be unquoted twice."""
-    return quote(request.scope["path"], safe="/@:+=~.")
 
 
 def _with_query(path: str, query: dict[str, str]) -> str:

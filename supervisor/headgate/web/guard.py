@@ -32,6 +32,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 LOGIN = "/login"
+NEXT_CHARS_MAX = 500  # as `headgate.web.views.QUERY_CHARS_MAX`: from a longer place one comes to the login all the same
 
 
 def cookie_name(port: int) -> str:
@@ -72,6 +73,11 @@ class Guard:
         return None
 
 
+def path_of(request: Request) -> str:
+    """Return the path of a request, quoted: that of its URL would be unquoted twice."""
+    return quote(request.scope["path"], safe="/@:+=~.")
+
+
 def to_login(request: Request) -> Response:
     """Send somebody who has not logged in to do so."""
     if request.url.path.endswith(".json"):
@@ -79,8 +85,9 @@ def to_login(request: Request) -> Response:
     if request.headers.get("hx-request") == "true":
         return Response(status_code=401, headers={"HX-Redirect": LOGIN})
     query = request.url.query
-    wanted = request.url.path + (f"?{query}" if query else "")
-    return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}" if request.method == "GET" else LOGIN, 303)
+    wanted = path_of(request) + (f"?{query}" if query else "")
+    comes_back = request.method == "GET" and len(wanted) <= NEXT_CHARS_MAX
+    return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}" if comes_back else LOGIN, 303)
 
 
 def session_of(headers: Headers, cookie: str) -> str:

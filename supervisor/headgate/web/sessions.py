@@ -12,10 +12,19 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from headgate.store.access.audit import Actor, Role
-from headgate.store.access.users import SESSION_IDLE_S_MAX, SESSION_NOTED_S, SESSION_S_MAX, User, digest_of
+from headgate.store.access.users import (
+    LOCAL_NAME,
+    SESSION_IDLE_S_MAX,
+    SESSION_NOTED_S,
+    SESSION_S_MAX,
+    User,
+    digest_of,
+)
+from headgate.store.errors import DatabaseAway
 from headgate.web.stores import Stores
 from headgate.web.writing import Writer
 
@@ -24,7 +33,6 @@ LINKS_MAX = 8  # that can be opened at a time; the oldest goes first
 LINK_PAUSE_S = 5.0  # between two links that a browser asks for
 SESSIONS_MAX = 100  # in memory; the one that was idle for longest goes first
 TOKEN_BYTES = 32
-LOCAL_NAME = "local"  # of whoever has opened a link
 Clock = Callable[[], float]
 
 
@@ -154,7 +162,8 @@ class StoredSessions:
             return None
         user, noted_s_ago = found
         if noted_s_ago > SESSION_NOTED_S:
-            with self._writer.store(None) as store:
+            # The page is shown all the same: others may keep those that write busy, some without a login.
+            with suppress(DatabaseAway), self._writer.store(None, wait_s=0) as store:
                 store.access.note_use(token)
         return user
 

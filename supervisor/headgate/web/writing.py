@@ -25,12 +25,12 @@ class Writer:
         self._free = threading.BoundedSemaphore(WRITERS_MAX)
 
     @contextmanager
-    def store(self, actor: Actor | None) -> Generator[Store]:
+    def store(self, actor: Actor | None, *, wait_s: float = WAIT_S_MAX) -> Generator[Store]:
         """Lend a store whose verbs are recorded as acts of this user; with None only sessions may be written.
 
-        Raises `DatabaseAway` if `WRITERS_MAX` are in use for too long.
+        Raises `DatabaseAway` if `WRITERS_MAX` are in use for longer than ``wait_s``.
         """
-        if not self._free.acquire(timeout=WAIT_S_MAX):
+        if not self._free.acquire(timeout=wait_s):
             raise DatabaseAway("the database", f"{WRITERS_MAX} users are changing something already")
         try:
             engine = open_engine(self._url)

@@ -83,7 +83,7 @@ def remove(ctx: typer.Context, name: NameArgument) -> None:
 
 @app.command()
 def revoke(ctx: typer.Context, name: NameArgument) -> None:
-    """End all sessions of a user: browsers have to log in again."""
+    """End all sessions of a user, or with `local` those by links: browsers have to log in again."""
     with invocation(ctx).store() as store:
         ended = store.access.revoke_sessions(name)
     print(f"ended {ended:,} session{'' if ended == 1 else 's'} of {name}")

@@ -40,6 +40,7 @@ GUESSES_FREE = 5  # failures of one user from one address, before somebody has t
 GUESSES_OF_ADDRESS_FREE = 20  # of all users from one address
 GUESS_WAIT_S_MAX = 900.0
 GUESSES_KEPT_S = 86_400.0
+LOCAL_NAME = "local"  # of whoever has opened a link that a process has printed
 LOOPBACK = "127.0.0.1"  # stands for all addresses of this machine
 EVERYONE = ""  # the user under which the failures of an address are counted
 OF_NOBODY = f"scrypt${SCRYPT['n']}${SCRYPT['r']}${SCRYPT['p']}${'00' * SALT_BYTES}${'00' * 64}"  # of no password
@@ -77,6 +78,8 @@ class AccessVerbs(Verbs):
     def add_user(self, name: str, role: Role) -> str:
         """Add a user; return the password, which is kept nowhere. Raises `BadName` and `ValueRefused`."""
         check_name(name, "the name of a user", chars_max=USER_CHARS_MAX)
+        if name == LOCAL_NAME:
+            raise ValueRefused(f"the audit has {LOCAL_NAME!r} for whoever has opened a link: choose another name")
         password = secrets.token_urlsafe(PASSWORD_BYTES)
         self._add_user(name, role, hashed(password))
         return password
@@ -123,9 +126,13 @@ class AccessVerbs(Verbs):
 
     @acting
     def revoke_sessions(self, tx: Tx, name: str) -> int:
-        """End all sessions of a user; return how many there were. Raises `NoSuchRow`."""
-        row = _locked(tx, name)
-        ended = tx.connection.execute(delete(web_session).where(web_session.c.user_id == row.id)).rowcount
+        """End all sessions of a user, or with `LOCAL_NAME` those by links; return how many there were.
+
+        Raises `NoSuchRow`.
+        """
+        of_links = web_session.c.user_id.is_(None)
+        mine = of_links if name == LOCAL_NAME else web_session.c.user_id == _locked(tx, name).id
+        ended = tx.connection.execute(delete(web_session).where(mine)).rowcount
         tx.act("users revoke", f"user {name}", after={"sessions": ended}, changed=ended > 0)
         return ended
 
