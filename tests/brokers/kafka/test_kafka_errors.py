@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import structlog
-from tests.brokers.servers.kafka_mock import FETCH, JOIN_GROUP, OFFSET_COMMIT, MockCluster
+from tests.brokers.servers.kafka_mock import FETCH, HEARTBEAT, JOIN_GROUP, OFFSET_COMMIT, MockCluster
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
-from headgate.brokers.clients.kafka_client import Consumer, KafkaAdmin, KafkaError, Producer, TopicFound, TopicPartition
+from headgate.brokers.clients import kafka_group
+from headgate.brokers.clients.kafka_client import (
+    Consumer,
+    KafkaAdmin,
+    KafkaError,
+    KafkaLost,
+    Producer,
+    TopicFound,
+    TopicPartition,
+)
 from headgate.brokers.kafka import KafkaTrigger
 from headgate.testing.brokers.reading import Reading, names
 from headgate.testing.brokers.station import CONNECTION, WITHIN_S, wait_until
@@ -49,8 +61,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     cluster.close()
 
 
-def trigger() -> KafkaTrigger:
-    return KafkaTrigger(CONNECTION, TOPIC, GROUP)
+def trigger(**kwargs: Any) -> KafkaTrigger:
+    return KafkaTrigger(CONNECTION, TOPIC, GROUP, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -118,3 +130,57 @@ def test_a_cluster_that_is_away_costs_no_message_and_holds_up_no_end(cluster: Cl
             began = time.monotonic()
         assert time.monotonic() - began < WITHIN_S
     assert not [record for record in records if record["log_level"] == "error"]
+
+
+def test_a_partition_that_is_taken_away_while_it_is_paused_is_read_when_it_comes_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_group, "POLL_EVERY_S", 0.0)
+    cluster.publish(names(6))
+    with (
+        structlog.testing.capture_logs() as records,
+        Reading(trigger(in_flight_max=3), uri=cluster.uri, is_held=True) as read,
+    ):
+        read.wait_stored(names(3))
+        cluster.fail(HEARTBEAT, KafkaError.REBALANCE_IN_PROGRESS)
+        wait_until(lambda: [each["event"] for each in records].count("partitions are assigned") == 2, "it comes again")
+        read.confirm()
+        read.wait_stored(names(6))
+        wait_until(lambda: cluster.committed() == 6, "everything is committed")
+    assert not any("in trouble" in record["event"] for record in records), "within one connection"
+
+
+@pytest.mark.parametrize(("begin", "choice"), [(0, "error"), (0, "latest"), (2, "latest")])
+def test_a_cluster_that_errs_about_an_offset_has_no_message_passed_over(
+    cluster: Cluster, begin: int, choice: str
+) -> None:
+    cluster.publish(names(5))
+    if begin:
+        cluster._reader.commit(offsets=[TopicPartition(TOPIC, 0, begin)], asynchronous=False)
+    cluster.fail(FETCH, KafkaError.OFFSET_OUT_OF_RANGE)
+    with Reading(trigger(on_offset_lost=choice), uri=cluster.uri, has_restarts=False) as read:
+        read.wait_stored(names(5 - begin, begin))
+        wait_until(lambda: cluster.committed() == 5, "everything is committed")
+
+
+def test_a_partition_whose_committed_offset_is_not_told_does_not_begin_anew(cluster: Cluster) -> None:
+    untold = SimpleNamespace(partition=1, offset=-1001, error=KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
+    told = SimpleNamespace(partition=0, offset=7, error=None)
+
+    class Untold:
+        """Answers for one partition of two; whatever else is asked of it fails."""
+
+        def committed(self, *_: object, **__: object) -> list[Any]:
+            return [told, untold]
+
+    member = kafka_group.GroupMember(
+        {"bootstrap.servers": cluster.address},
+        kafka_group.Reading("orders", TOPIC, GROUP, "test", "latest", "error"),
+        settle=lambda: None,
+        forget=lambda _: None,
+        check_topic=lambda: None,
+    )
+    with contextlib.closing(member):
+        member._note_assigned(Untold(), [])  # type: ignore[arg-type]
+        with pytest.raises(KafkaLost, match="COORDINATOR_NOT_AVAILABLE"):
+            member.receive(1, 0.0)

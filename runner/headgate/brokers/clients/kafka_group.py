@@ -70,12 +70,12 @@ class _Committed(NamedTuple):
 
 
 class _Partition:
-    """A partition that is ours. ``expected``: the lowest offset that may come next."""
+    """A partition that is ours. ``expected``: the lowest offset that may come next; negative if nothing is read."""
 
     __slots__ = ("committed", "expected")
 
     def __init__(self, committed: int) -> None:
-        self.committed = self.expected = max(0, committed)
+        self.committed, self.expected = max(0, committed), committed
 
 
 class GroupMember:
@@ -193,7 +193,7 @@ class GroupMember:
 
     def _note_assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         with self._called_back(), translated(self._reading.name):
-            committed = consumer.committed(partitions, timeout=ANSWER_S)
+            committed = self._committed(consumer, partitions)
             first = self._first_offsets(consumer, [place.partition for place in committed if place.offset < 0])
             for place in committed:
                 place.offset = first.get(place.partition, place.offset)
@@ -202,6 +202,7 @@ class GroupMember:
                 consumer.incremental_assign(committed)
             else:
                 consumer.assign(committed)
+            consumer.resume(committed)  # a partition that was paused when it was taken away is so still
             numbers = sorted(place.partition for place in committed)
             _log.info("partitions are assigned", stream=self._reading.name, partitions=numbers)
 
@@ -212,13 +213,27 @@ class GroupMember:
             return offsets
         topic = consumer.list_topics(self._reading.topic, timeout=ANSWER_S).topics[self._reading.topic]
         everything = [self._place(number) for number in topic.partitions]
-        if any(place.offset >= 0 for place in consumer.committed(everything, timeout=ANSWER_S)):
+        if any(place.offset >= 0 for place in self._committed(consumer, everything)):
             return offsets  # the group has begun before: this partition is a new one
         for number in partitions:
             _, offsets[number] = consumer.get_watermark_offsets(self._place(number), timeout=ANSWER_S)
         # At once, or a reader that dies before its first message would begin later the next time.
-        consumer.commit(offsets=[self._place(number, at) for number, at in offsets.items()], asynchronous=False)
+        self._commit_now(consumer, [self._place(number, at) for number, at in offsets.items()])
         return offsets
+
+    def _committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
+        """Return places with their committed offsets, negative where there is none."""
+        committed = consumer.committed(places, timeout=ANSWER_S)
+        self._check_places(committed)  # or one that the cluster could not tell would look like none
+        return committed
+
+    def _commit_now(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._check_places(consumer.commit(offsets=places, asynchronous=False) or ())
+
+    def _check_places(self, places: Sequence[TopicPartition]) -> None:
+        for place in places:
+            if place.error is not None:
+                raise failure_of(place.error, self._reading.name)
 
     def _note_revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         with self._called_back():
@@ -298,6 +313,8 @@ class GroupMember:
         """Go on, if we may, where the messages at our place are not there: retention or an election has taken them."""
         self._check_topic()
         expected, name = self._owned[number].expected, self._reading.name
+        if expected < 0:  # nothing is read, so nothing can be lost: the cluster could not tell where it begins
+            raise KafkaLost(f"the first offset of partition {number} is not known: {error.str()}")
         with translated(name):
             first, end = self._client.get_watermark_offsets(self._place(number), timeout=ANSWER_S)
         lost = f"offset {expected:,} of partition {number} is not there: it has {first:,} to {end:,}"
@@ -306,10 +323,13 @@ class GroupMember:
                 f"{name}: {lost} ({error.str()}). Messages may be lost. on_offset_lost=earliest goes on with the first "
                 f"that is there, latest with those to come"
             )
-        begin = first if self._reading.on_offset_lost == "earliest" else end
+        # The cluster may have erred, and have our place: then nothing is passed over.
+        begin = expected if first <= expected <= end else end
+        if self._reading.on_offset_lost == "earliest":
+            begin = first
         _log.error("messages are not there any more", stream=name, partition=number, lost=lost, goes_on_at=begin)
         with translated(name):
-            self._client.commit(offsets=[self._place(number, begin)], asynchronous=False)
+            self._commit_now(self._client, [self._place(number, begin)])
         raise KafkaLost(lost)  # the client reads such a partition on in a new assignment only
 
     def _wait_for_commit(self) -> None:
