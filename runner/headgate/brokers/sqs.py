@@ -305,7 +305,10 @@ class SqsProducer(ThreadedProducer):
 
     def extend(self, refs: Sequence[Any]) -> None:
         """Have SQS lend for longer what is held, and what waits to be handed out."""
-        self._lend((*refs, *(message.ref for message in self._waiting)), self._visibility_s)
+        held = {*refs, *(message.ref for message in self._waiting)}
+        # One that was left to the queue comes again and is passed over: its loan is nobody's.
+        self._loans = {ref: loan for ref, loan in self._loans.items() if ref in held}
+        self._lend(self._loans, self._visibility_s)
 
     def give_back(self, refs: Sequence[Any]) -> None:
         """Make messages visible at once, so that the next runner gets them without a wait."""

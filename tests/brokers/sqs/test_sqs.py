@@ -223,7 +223,9 @@ def test_no_message_is_extended_beyond_the_time_for_which_sqs_lends_at_most() ->
     producer, _ = producer_of(sqs, 1, begun=time.monotonic() - HELD_S_MAX + 30)
     producer._loans |= {"over": _Loan("over", time.monotonic() - 1, None)}
     producer._loans |= {"young": _Loan("young", time.monotonic() + HELD_S_MAX, None)}
+    producer._loans |= {"passed over": _Loan("passed over", time.monotonic() + HELD_S_MAX, None)}
     producer.extend(["id-0", "over", "young", "unknown"])
+    assert producer._loans.keys() == {"id-0", "over", "young"}, "one that nobody holds is not remembered"
     assert sqs.seconds.keys() == {"receipt-0", "young"}
     assert 0 < sqs.seconds["receipt-0"] <= 30
     assert sqs.seconds["young"] == 60
@@ -243,9 +245,11 @@ def test_no_message_is_extended_beyond_the_time_for_which_sqs_lends_at_most() ->
     ],
 )
 def test_errors_of_aws_end_the_stream_unless_they_pass(code: str, status: int, says: str | None) -> None:
-    response: Any = {"Error": {"Code": code, "Message": "a message"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    message = "a message\n\nThe Canonical String should have been\n'POST\nx-amz-security-token:hunter22'"
+    response: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
     with pytest.raises(Exception, match="a message") as raised, sqs_client.translated("orders"):
         raise ClientError(response, "ReceiveMessage")
+    assert "hunter22" not in str(raised.value)
     assert isinstance(raised.value, sqs_client.TROUBLE) == (says is None)
     assert says is None or says in f"{type(raised.value).__name__}: {raised.value}"
 

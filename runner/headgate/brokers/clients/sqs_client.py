@@ -133,7 +133,8 @@ def translated(name: str) -> Generator[None]:
         yield
     except exceptions.ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
-        text = f"{code}: {error.response.get('Error', {}).get('Message', '')}"
+        # The first line: behind it AWS repeats a request whose signature is wrong, with its session token.
+        text = f"{code}: {str(error.response.get('Error', {}).get('Message', '')).partition(chr(10))[0]}"
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if any(each in code for each in _PASSING) or status >= 500:
             raise SqsPasses(text) from None
