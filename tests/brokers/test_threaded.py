@@ -167,6 +167,18 @@ async def test_handles_that_end_with_their_connection_are_not_used_on_the_next_o
         await stream.until(lambda: broker.acknowledged == ["a:1"])
 
 
+async def test_a_stream_that_is_not_pulled_keeps_no_messages_of_earlier_connections(broker: BlockingBroker) -> None:
+    broker.publish("a:1")
+    async with opened(Forgetting(broker, in_flight_max=1)) as stream:
+        await stream.next()
+        broker.fail("idle", *[BrokerDown("gone")] * 20)
+        await stream.until(lambda: broker.messages["a:1"] == 21)
+        await stream.until(lambda: not broker.failures["idle"] and broker.is_connected)
+        assert len(stream.producer._broker_thread._arrived) <= 2
+        await stream.advance(*await stream.next())
+        await stream.until(lambda: broker.acknowledged == ["a:1"])
+
+
 async def test_an_acknowledgement_that_comes_too_late_is_not_made_and_the_message_comes_again(
     broker: BlockingBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

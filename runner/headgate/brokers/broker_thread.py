@@ -78,14 +78,15 @@ class Limits:
 
 
 class BrokerThread:
-    """The thread, and what it shares with trio's: two queues, of which one side appends and the other takes."""
+    """The thread, and what it shares with trio's: two queues, one of deliveries and one of outcomes."""
 
     def __init__(self, producer: ThreadedProducer, limits: Limits) -> None:
         self.limits = limits
         self.failure: BaseException | None = None  # what the thread has ended with, if it was not asked to
-        self.arrived: deque[Delivery] = deque()
         self.news = trio.lowlevel.ParkingLot()  # of trio's thread: woken if something has arrived, or at the end
         self.is_done = trio.Event()
+        self._arrived: deque[Delivery] = deque()
+        self._arrived_lock = threading.Lock()  # held for moments only
         self._outcomes: deque[tuple[Sequence[AdvanceItem], float]] = deque()
         self._producer = producer
         self._wake = threading.Event()
@@ -112,6 +113,14 @@ class BrokerThread:
         run = contextvars.copy_context().run
         name = f"headgate {self._producer.name}"
         threading.Thread(target=run, args=(self._main,), name=name, daemon=True).start()
+
+    def next_arrived(self) -> Delivery | None:
+        """Take what is to be handed out next; None if nothing has arrived."""
+        with self._arrived_lock:
+            while self._arrived:
+                if not (delivery := self._arrived.popleft()).is_stale:
+                    return delivery
+        return None
 
     def resolve(self, batch: Sequence[AdvanceItem]) -> None:
         """Take the outcomes of an advance, which is called at this moment. Never blocks."""
@@ -260,7 +269,11 @@ class BrokerThread:
 
     def _hand_over(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
-            self.arrived.extend(deliveries)
+            with self._arrived_lock:
+                if len(self._arrived) > self.limits.in_flight_max:
+                    # A stream may not be pulled for long, while its messages come anew with each connection.
+                    self._arrived = deque(each for each in self._arrived if not each.is_stale)
+                self._arrived.extend(deliveries)
             self._tell_trio(self.news.unpark_all)
 
     def _take_outcomes(self) -> None:

@@ -185,10 +185,8 @@ class ThreadedProducer(CheckedProducer):
         thread = self._broker_thread
         thread.start()
         while True:
-            while thread.arrived:
-                delivery = thread.arrived.popleft()
-                if not delivery.is_stale:
-                    yield delivery.message.raw_event, delivery
+            while (delivery := thread.next_arrived()) is not None:
+                yield delivery.message.raw_event, delivery
             self._raise_failure()
             await thread.news.park()
 
