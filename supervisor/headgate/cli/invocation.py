@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
+import pwd
 import socket
 import time
 from collections.abc import Callable, Generator
@@ -104,10 +104,10 @@ def _actor() -> Actor:
 
 
 def user_name() -> str:
-    """Return the user of this process, for the record of who did something."""
+    """Return the user of this process, for the record of who did something: not as its environment says."""
     try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container may have no name for it
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may have no name for it
         return f"uid {os.getuid()}"
 
 
