@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -149,6 +150,8 @@ class SqsProducer(ThreadedProducer):
 
     def disconnect(self) -> None:
         """Close the client. What is lent stays lent, and can be deleted by the next one."""
+        with contextlib.suppress(Exception):  # of a receive: the connection is given up anyway
+            self._collect()
         client, self._sqs = self._sqs, None
         self._receives.clear()
         self._is_full = False
@@ -229,7 +232,9 @@ class SqsProducer(ThreadedProducer):
         return receive
 
     def _collect(self) -> None:
-        for future in [each for each in self._receives if each.done()]:  # in the order in which they were made
+        done = [each for each in self._receives if each.done()]  # in the order in which they were made
+        # Those that have failed last: what the others have brought would be nobody's until its visibility is over.
+        for future in sorted(done, key=lambda each: each.exception() is not None):
             count = self._receives.pop(future)
             messages, begun = future.result()
             self._is_full = len(messages) == count
@@ -312,7 +317,8 @@ class SqsProducer(ThreadedProducer):
 
     def give_back(self, refs: Sequence[Any]) -> None:
         """Make messages visible at once, so that the next runner gets them without a wait."""
-        self._collect()
+        with contextlib.suppress(*TROUBLE):  # of a receive, which may be over
+            self._collect()
         self._lend((*refs, *(message.ref for message in self._waiting)), 0)
 
     def _lend(self, refs: Iterable[str], seconds: int) -> None:

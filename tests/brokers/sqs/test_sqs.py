@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,9 @@ class FailingSqs:
         assert not in_order
         return [self.answer(call["Entries"]) for call in calls]
 
+    def close(self) -> None:
+        """As of a client."""
+
     def answer(self, entries: Sequence[Any]) -> dict[str, Any]:
         self.asked.append([entry["ReceiptHandle"] for entry in entries])
         self.seconds |= {entry["ReceiptHandle"]: entry.get("VisibilityTimeout", -1) for entry in entries}
@@ -216,6 +220,23 @@ def test_a_batch_that_fails_again_and_again_is_trouble_and_its_messages_are_kept
         producer.acknowledge(messages)
     assert list(producer._loans) == ["id-0", "id-1"]
     assert issubclass(SqsPasses, sqs_client.TROUBLE)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_receive_has_brought_is_kept_if_another_fails_and_given_back_at_the_end(ends: bool) -> None:
+    sqs = FailingSqs({})
+    producer, _ = producer_of(sqs, 0)
+    failed, done = Future[Any](), Future[Any]()
+    failed.set_exception(SqsPasses("later"))
+    message = {"MessageId": "id-1", "ReceiptHandle": "receipt-1", "Body": "", "Attributes": {"SentTimestamp": "0"}}
+    done.set_result(([message], time.monotonic()))
+    producer._receives, producer._receivers = {failed: 10, done: 10}, sqs_client.Workers(1)
+    if ends:
+        producer.give_back([])
+        assert sqs.seconds == {"receipt-1": 0}
+    producer.disconnect()
+    assert [message.ref for message in producer._waiting] == list(producer._loans) == ["id-1"]
+    assert producer._receives == {}
 
 
 def test_no_message_is_extended_beyond_the_time_for_which_sqs_lends_at_most() -> None:
