@@ -122,7 +122,7 @@ def test_the_time_behind_the_writer_is_that_of_the_longest_piece() -> None:
         (["--poison", "--events", "5"], "--poison needs --events 20 or more"),
         (["--broker", "redis", "--poison"], "--broker has no --poison"),
         (["--broker", "redis", "--partitions", "2"], "--broker has no --partitions"),
-        (["--broker", "kafka"], "Invalid value for '--broker'"),
+        (["--broker", "pulsar"], "Invalid value for '--broker'"),
     ],
 )
 def test_options_that_have_no_effect_are_refused(
