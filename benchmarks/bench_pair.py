@@ -49,10 +49,13 @@ def run_streams(kind: str, *, streams: int, subscribers: int, events: int) -> Fi
 
 
 def require_all(pair: Pair, events: int, subscribers: int) -> None:
-    """Raise `BenchFailed` unless every event was acked by every subscriber and is in the database."""
+    """Raise `BenchFailed` unless every event was acked by every subscriber, and is in the database once.
+
+    A broker may deliver a message again that it was not told of in time; then it is acked more than once.
+    """
     rows = pair.database.count("trigger_event")
     acked, failed = pair.board["acked"], pair.board["failed"]
-    if rows != events * subscribers or acked != rows or failed:
+    if rows != events * subscribers or acked < rows or failed:
         raise BenchFailed(f"{events:,} events, {subscribers} subscribers: {rows:,} rows, {acked=:,.0f}, {failed=:,.0f}")
 
 
