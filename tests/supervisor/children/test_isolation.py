@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from headgate.cli.main import main
 from headgate.supervisor.children.isolation import user_named
 from headgate.supervisor.children.process import ChildProcess
 from headgate.supervisor.config import ConfigError, resolve_settings
 from headgate.supervisor.serve import serve
+from headgate.web.server import ServerRefused
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = pwd.getpwnam("nobody")
@@ -70,6 +72,22 @@ def test_a_child_cannot_read_the_supervisor() -> None:
 
 def test_a_child_could_read_it_otherwise() -> None:
     assert "environ" in seen("open")
+
+
+def test_pages_hide_what_they_have_before_they_listen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done: list[str] = []
+
+    def listen(address: object) -> None:
+        done.append("listens")
+        raise ServerRefused("it is enough")
+
+    monkeypatch.setattr("headgate.supervisor.children.isolation.hide_memory", lambda: done.append("hides"))
+    monkeypatch.setattr("headgate.web.server.listen", listen)
+    for setting, told in (("true", ["hides", "listens"]), ("false", ["listens"])):
+        monkeypatch.setenv("HEADGATE_HIDE_MEMORY", setting)
+        assert main(["--home", str(tmp_path), "web"]) == 2
+        assert done == told
+        done.clear()
 
 
 @needs_root

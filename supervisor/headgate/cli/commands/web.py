@@ -43,6 +43,12 @@ def web(
     """
     if with_stdin:
         threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
+    call = invocation(ctx)
+    settings = call.settings(web_listen=listen)
+    if settings.hide_memory:  # users' code may run as the same user, and this has the database's URL and all sessions
+        from headgate.supervisor.children.isolation import hide_memory
+
+        hide_memory()
     try:
         from headgate.web import server
     except ImportError as error:
@@ -54,8 +60,6 @@ def web(
     from headgate.web.views import Site
     from headgate.web.writing import Writer
 
-    call = invocation(ctx)
-    settings = call.settings(web_listen=listen)
     try:
         listener = server.listen(parse_address(settings.web_listen))
     except server.ServerRefused as refused:
