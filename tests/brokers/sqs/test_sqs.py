@@ -266,7 +266,9 @@ def test_no_message_is_extended_beyond_the_time_for_which_sqs_lends_at_most() ->
     ],
 )
 def test_errors_of_aws_end_the_stream_unless_they_pass(code: str, status: int, says: str | None) -> None:
-    message = "a message\n\nThe Canonical String should have been\n'POST\nx-amz-security-token:hunter22'"
+    message = (
+        "a message\n\nThe Canonical String for this request should have been\n'POST\nx-amz-security-token:hunter22'"
+    )
     response: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
     with pytest.raises(Exception, match="a message") as raised, sqs_client.translated("orders"):
         raise ClientError(response, "ReceiveMessage")

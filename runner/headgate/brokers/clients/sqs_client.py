@@ -55,6 +55,7 @@ _REFUSALS: Final = frozenset(
 )
 _MISSING: Final = ("NonExistentQueue", "QueueDoesNotExist", "QueueDeletedRecently")
 _PASSING: Final = ("Throttl", "OverLimit", "Expired", "InternalError", "InternalFailure", "ServiceUnavailable")
+_REPEATED: Final = "The Canonical String"
 
 Call = Callable[[], Any]
 
@@ -133,8 +134,8 @@ def translated(name: str) -> Generator[None]:
         yield
     except exceptions.ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
-        # The first line: behind it AWS repeats a request whose signature is wrong, with its session token.
-        text = f"{code}: {str(error.response.get('Error', {}).get('Message', '')).partition(chr(10))[0]}"
+        # After that word AWS repeats the head of a request whose signature is wrong, with its session token.
+        text = f"{code}: {str(error.response.get('Error', {}).get('Message', '')).partition(_REPEATED)[0].rstrip()}"
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if any(each in code for each in _PASSING) or status >= 500:
             raise SqsPasses(text) from None
