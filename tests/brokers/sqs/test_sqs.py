@@ -302,6 +302,14 @@ def test_no_secret_is_in_what_is_shown_of_a_client(station: SqsStation) -> None:
     assert station.moto.me.secret not in "".join(shown)
 
 
+def read_request(link: socket.socket) -> None:
+    """Read to its end: closing a link with bytes that were not read resets it, and loses the answer."""
+    request = link.makefile("rb")
+    heads = iter(lambda: request.readline().strip().lower(), b"")
+    lengths = [int(head.partition(b":")[2]) for head in heads if head.startswith(b"content-length:")]
+    request.read(sum(lengths))
+
+
 def test_certificates_of_both_sides_are_checked(certify: Certify) -> None:
     server, client, other = certify("server"), certify("client"), certify("other")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -316,11 +324,7 @@ def test_certificates_of_both_sides_are_checked(certify: Certify) -> None:
             while True:
                 link, _ = listener.accept()
                 with contextlib.suppress(OSError), context.wrap_socket(link, server_side=True) as secured:
-                    # To its end: closing a link with bytes that were not read resets it, and the answer with it.
-                    request = secured.makefile("rb")
-                    heads = iter(lambda: request.readline().strip().lower(), b"")
-                    lengths = [int(head.partition(b":")[2]) for head in heads if head.startswith(b"content-length:")]
-                    request.read(sum(lengths))
+                    read_request(secured)
                     secured.sendall(answer)
 
     def url_of(ca: tuple[Path, Path], own: tuple[Path, Path]) -> Any:
