@@ -132,7 +132,10 @@ def postgresql_version() -> str:
 
 
 def add_triggers(database: Database, classpath: str, all_kwargs: Sequence[dict[str, Any]]) -> float:
-    """Add a watcher for each of ``all_kwargs`` in one transaction that supervisors notice; return when it ended."""
+    """Add a watcher for each of ``all_kwargs`` in one transaction that supervisors notice; return when its commit began.
+
+    They may have noticed before the commit has returned here.
+    """
     now = datetime.now(UTC)
     encrypted: dict[bytes, str] = {}
     keys = Secrets([KEYS], source="the benchmarks")
@@ -149,10 +152,10 @@ def add_triggers(database: Database, classpath: str, all_kwargs: Sequence[dict[s
         tx.connection.execute(insert(trigger), rows)
         tx.connection.execute(insert(asset_watcher).from_select(["name", "trigger_id", "created_date"], unnamed))
         tx.notify()
-    committed_at = time.monotonic()
+        commits_at = time.monotonic()
     writer.close()
     writer.engine.dispose()
-    return committed_at
+    return commits_at
 
 
 # --- the bare drivers ----------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def resolved_before_its_event_is_stored() -> Sequence[Patch]:
 
 
 def act_is_not_recorded() -> Sequence[Patch]:
-    return [(letters, "record_action", lambda *arguments: None)]
+    return [(letters, "record_action", lambda *arguments, **named: None)]
 
 
 def redriven_to_a_removed_trigger() -> Sequence[Patch]:
