@@ -132,7 +132,7 @@ def postgresql_version() -> str:
 
 
 def add_triggers(database: Database, classpath: str, all_kwargs: Sequence[dict[str, Any]]) -> float:
-    """Add a watcher for each of ``all_kwargs`` in one transaction that supervisors notice; return when its commit began.
+    """Add a watcher for each of ``all_kwargs`` in a transaction that supervisors notice; return when its commit began.
 
     They may have noticed before the commit has returned here.
     """
