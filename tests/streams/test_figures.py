@@ -80,6 +80,7 @@ async def test_the_outcomes_and_the_error_outlive_the_end_of_a_stream(autojump_c
 
         broker.advance = fail  # type: ignore[method-assign]
         broker.send("c")
+        await wait_all_tasks_blocked()  # it waits in the queue, so what fails below does not come before it
         assert await anext(subscription) == "c"  # b is to be advanced now
         with pytest.raises(PollTerminated):
             await anext(subscription)
