@@ -39,9 +39,8 @@ class Dashboard(msgspec.Struct, frozen=True):
     source: Literal["prometheus", "grafana-postgresql-datasource"] = "prometheus"
 
 
-def _of(metric: Metric, **labels: str) -> str:
-    chosen = ",".join(f'{name}="{value}"' for name, value in {"job": "$job", **labels}.items())
-    return f"{metric.full_name}{{{chosen}}}".replace('job="', 'job=~"')
+def _of(metric: Metric, suffix: str = "") -> str:
+    return f'{metric.full_name}{suffix}{{job=~"$job"}}'
 
 
 def _rate(metric: Metric, by: str = "") -> str:
@@ -49,8 +48,7 @@ def _rate(metric: Metric, by: str = "") -> str:
 
 
 def _quantile(metric: Metric, share: float) -> str:
-    bucket = _of(metric).replace(metric.full_name, f"{metric.full_name}_bucket")
-    return f"histogram_quantile({share}, sum by (le) (rate({bucket}[$__rate_interval])))"
+    return f"histogram_quantile({share}, sum by (le) (rate({_of(metric, '_bucket')}[$__rate_interval])))"
 
 
 def _quantiles(metric: Metric) -> dict[str, str]:
