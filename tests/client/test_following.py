@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from tests.client.harness import Watched, client_of, payloads
 from tests.store.harness import WAITED_MAX_S, OpenStore, add
 
@@ -161,6 +162,8 @@ def test_supervisors_notify_readers_only_while_there_are_any(
         assert payloads(reader.follow("orders", idle_s=0.0)) == ["nobody waits"]
         on_server.store_events("a", "b")
         assert told == [[on_server.trigger_id]]
+    with on_server.store.database.writing() as tx:  # a server notices a little later that a connection was closed
+        tx.connection.execute(text(f"SELECT pg_advisory_xact_lock({changes.FOLLOWERS_LOCK})"))
     on_server.store_events("nobody waits any more")
     assert told == [[on_server.trigger_id]]
 
