@@ -264,11 +264,12 @@ def _settle(tx: Tx, row: _Row, answered: list[Decision], failed: _Failure | None
     values: dict[str, Any] = {"asked_by": null()}
     has_given_up = False
     if failed is not None:
-        before = 0 if answered else row.asked_tries
+        # The tries of another signal, which was passed over or cleaned away, are not those of this one.
+        before = row.asked_tries if _is_error_about(row, failed.signal.version) else 0
         tries = before if failed.is_unloaded else before + 1
         has_given_up = tries >= TRIES_MAX
         which = "its DAG file cannot be loaded" if failed.is_unloaded else f"try {tries} of {TRIES_MAX}"
-        values["decision_error"] = f"{_about(failed.signal.version)}, {which}: {failed.error}"[:ERROR_CHARS_MAX]
+        values["decision_error"] = f"{_about(failed.signal.version)} {which}: {failed.error}"[:ERROR_CHARS_MAX]
         settled = Settled(has_given_up, tries)
         if has_given_up:
             answered = [*answered, _decision(failed.signal, "NONE")]
@@ -281,8 +282,7 @@ def _settle(tx: Tx, row: _Row, answered: list[Decision], failed: _Failure | None
         if failed is None or has_given_up:
             # It is held against what comes next, unless that is for another start.
             values |= {"ask_at": null(), "asked_tries": 0, "is_fresh": not values["is_held"]}
-        about = tuple(f"{_about(one.version)}," for one in answered)
-        if failed is None and row.decision_error is not None and row.decision_error.startswith(about):
+        if failed is None and any(_is_error_about(row, one.version) for one in answered):
             values["decision_error"] = null()  # it was decided after all
     tx.connection.execute(update(signal_wait).where(_W.id == row.id).values(values))
     return settled
@@ -290,7 +290,12 @@ def _settle(tx: Tx, row: _Row, answered: list[Decision], failed: _Failure | None
 
 def _about(version: int) -> str:
     """Return how the error of a rule begins, which names the signal."""
-    return f"version {version}"
+    return f"version {version},"
+
+
+def _is_error_about(row: _Row, version: int) -> bool:
+    """Whether it is this signal about which the rule was asked in vain."""
+    return row.decision_error is not None and row.decision_error.startswith(_about(version))
 
 
 def _met(row: _Row, answered: Sequence[Decision]) -> dict[str, Any]:

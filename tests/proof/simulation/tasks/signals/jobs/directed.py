@@ -92,6 +92,12 @@ def what_always_fails_is_given_up() -> list[str]:
     return starts(2, deciding(), (user,), main=main(9.0))
 
 
+def tries_are_of_one_signal() -> list[str]:
+    """The code fails about a signal, a stop passes over it, and it fails about the next one, as often as it may."""
+    users = (sends(1.0, "5"), Asks(1.5037, NAME, "STOP"), sends(2.0, "5"), sends(9.0, "1"))
+    return starts(1, deciding(), users, main=main(12.0))
+
+
 def each_is_decided_for_itself() -> list[str]:
     """Four come in one transaction, of which the second does nothing."""
     return starts(3, deciding(overlap="each"), (sends(1.0, "1", "2", "1", "1"),), main=main(9.0))
@@ -212,6 +218,7 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "decided and dead": a_decision_outlives_its_supervisor,
     "decided again": what_fails_is_decided_again,
     "given up": what_always_fails_is_given_up,
+    "tries of one": tries_are_of_one_signal,
     "decided each": each_is_decided_for_itself,
     "one asks": one_supervisor_asks,
     "stopped while deciding": a_stop_takes_back_what_is_being_decided,

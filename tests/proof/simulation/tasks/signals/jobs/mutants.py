@@ -94,6 +94,10 @@ def _given_up_at_once() -> Sequence[Patch]:
     return [(deciding, "TRIES_MAX", 1)]
 
 
+def _tries_of_another_signal_count() -> Sequence[Patch]:
+    return [(deciding, "_is_error_about", lambda row, version: True)]
+
+
 def _a_run_ends_over_what_is_decided() -> Sequence[Patch]:
     return [(subscriptions, "is_asked", lambda tx, run: False)]
 
@@ -248,6 +252,9 @@ MUTANTS = {
     "any-supervisor-asks": Mutant("one supervisor asks", "asked twice", _any_supervisor_asks, directed="one asks"),
     "given-up-at-once": Mutant(
         "a signal is given up after three tries", "not decided", _given_up_at_once, directed="decided again"
+    ),
+    "tries-of-another-signal-count": Mutant(
+        "each signal has three tries", "given up too early", _tries_of_another_signal_count, directed="tries of one"
     ),
     "a-run-ends-over-what-is-decided": Mutant(
         "I29: a run does not end over signals",
