@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import states
-from headgate.supervisor import config
+from headgate.supervisor import setting_sources
 from headgate.supervisor.metrics import catalogue
 
 ROOT = Path(__file__).parent.parent
@@ -114,9 +114,11 @@ def limits() -> str:
 
 def settings() -> str:
     """Return these settings as Markdown, with their defaults and reasons."""
-    defaults = config.resolve_settings(environ={"HOME": "/"}, cwd=Path("/"), flags={"home": Path("HOME")}).settings
+    defaults = setting_sources.resolve_settings(
+        environ={"HOME": "/"}, cwd=Path("/"), flags={"home": Path("HOME")}
+    ).settings
     values = {key: getattr(defaults, key) for key in SETTINGS} | {"import_paths": (".",)}  # made absolute, as all paths
-    rows = [f"| `{key}` | {_default(value)} | {config.reason(key)} |" for key, value in values.items()]
+    rows = [f"| `{key}` | {_default(value)} | {setting_sources.reason(key)} |" for key, value in values.items()]
     return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows]) + "\n"
 
 

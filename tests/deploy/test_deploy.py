@@ -15,7 +15,8 @@ import yaml
 from tests.documents import ROOT
 
 from headgate.cli.main import main
-from headgate.supervisor.config import Settings, resolve_settings
+from headgate.supervisor.config import Settings
+from headgate.supervisor.setting_sources import resolve_settings
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()

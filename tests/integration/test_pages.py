@@ -12,7 +12,7 @@ import pytest
 from tests.integration.conftest import StartStation
 from tests.integration.pair import wait_until
 
-from headgate.supervisor import commands, config
+from headgate.supervisor import commands, setting_sources
 from headgate.tasks.parsing import ParsedFile, parse_file
 
 ROOT = Path(__file__).parents[2]
@@ -122,8 +122,8 @@ def test_the_first_run_of_the_schedule_is_there_at_once(start_station: StartStat
 
 def test_the_sample_of_settings_is_taken(tmp_path: Path) -> None:
     (sample,) = re.findall(r"^```toml\n(.*?)^```$", OPERATING.read_text(), re.DOTALL | re.MULTILINE)
-    (tmp_path / config.FILE_NAME).write_text(sample)
-    resolved = config.resolve_settings(environ={"HOME": str(tmp_path)}, cwd=tmp_path)
+    (tmp_path / setting_sources.FILE_NAME).write_text(sample)
+    resolved = setting_sources.resolve_settings(environ={"HOME": str(tmp_path)}, cwd=tmp_path)
     given = {key for key, source in resolved.sources.items() if source != "default"}
     assert given == tomllib.loads(sample).keys()
     assert resolved.settings.dags_folder == tmp_path / "dags"

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from headgate.protocol.messages.runner import RunnerSettings
-from headgate.supervisor import config
-from headgate.supervisor.config import ConfigError, Settings, resolve_settings
+from headgate.supervisor import setting_sources
+from headgate.supervisor.config import ConfigError, Settings, masked
+from headgate.supervisor.setting_sources import resolve_settings
 
 
 @pytest.fixture
@@ -132,6 +133,11 @@ def test_reserved_and_foreign_variables_are_left_alone(folder: Path) -> None:
         ("HEADGATE_LOG_FORMAT", "xml", "log_format: expected one of auto, human, json, got 'xml'"),
         ("HEADGATE_QUEUES", " , ", "queues: expected a list of names (at least one), got []"),
         ("HEADGATE_HOME", "", "home: expected a path, got ''"),
+        ("HEADGATE_WEB_TRUSTED_PROXIES", "10.0.0.1, proxy", "web_trusted_proxies: 'proxy' is neither an address nor a"),
+        ("HEADGATE_WEB_TRUSTED_PROXIES", "10.0.0.1/8", "web_trusted_proxies: '10.0.0.1/8' is neither an address nor a"),
+        ("HEADGATE_WEB_USER_HEADER", "X User", "web_user_header: 'X User' is no name of a header"),
+        ("HEADGATE_WEB_USER_HEADER", "X-User", "web_user_header needs web_trusted_proxies"),
+        ("HEADGATE_WEB_PLAIN_HTTP", "perhaps", "web_plain_http: expected true or false, got 'perhaps'"),
     ],
 )
 def test_a_bad_value_says_what_was_expected(folder: Path, name: str, value: str, problem: str) -> None:
@@ -215,7 +221,7 @@ def test_no_password_and_no_key_is_ever_shown(folder: Path, url: str) -> None:
     settings = load(folder, {"HEADGATE_DATABASE_URL": url, "HEADGATE_FERNET_KEYS": "hunter2"})
 
     assert settings.database_url == url
-    shown = repr(settings) + str(config.masked("database_url", url)) + str(config.masked("fernet_keys", "hunter2"))
+    shown = repr(settings) + str(masked("database_url", url)) + str(masked("fernet_keys", "hunter2"))
     assert "hunter2" not in shown
     assert "ss:w" not in shown
     assert "***" in shown
@@ -267,7 +273,7 @@ def test_every_value_is_known_with_where_it_came_from(folder: Path) -> None:
     )
 
     assert resolved.file == file
-    assert set(resolved.sources) == set(config.KEYS)
+    assert set(resolved.sources) == set(setting_sources.KEYS)
     assert resolved.sources["capacity"] == str(file)
     assert resolved.sources["heartbeat_s"] == "HEADGATE_HEARTBEAT_S"
     assert resolved.sources["queues"] == "--queues"
@@ -275,10 +281,10 @@ def test_every_value_is_known_with_where_it_came_from(folder: Path) -> None:
     assert resolved.settings.home == folder / "h"
 
 
-@pytest.mark.parametrize("key", config.KEYS)
+@pytest.mark.parametrize("key", setting_sources.KEYS)
 def test_every_setting_has_a_reason_and_says_what_it_expects(key: str) -> None:
-    assert config.reason(key).endswith(".")
-    assert config.expected(key)
+    assert setting_sources.reason(key).endswith(".")
+    assert setting_sources.expected(key)
 
 
 def test_the_runner_gets_every_setting_of_its_own(folder: Path) -> None:

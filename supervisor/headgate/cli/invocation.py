@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from headgate.protocol.startup import import_structlog
-from headgate.supervisor.config import Resolved, Settings, resolve_settings
+from headgate.supervisor.config import Settings
+from headgate.supervisor.setting_sources import Resolved, resolve_settings
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

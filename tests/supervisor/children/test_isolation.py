@@ -16,8 +16,9 @@ import pytest
 from headgate.cli.main import main
 from headgate.supervisor.children.isolation import user_named
 from headgate.supervisor.children.process import ChildProcess
-from headgate.supervisor.config import ConfigError, resolve_settings
+from headgate.supervisor.config import ConfigError
 from headgate.supervisor.serve import serve
+from headgate.supervisor.setting_sources import resolve_settings
 from headgate.web.server import ServerRefused
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

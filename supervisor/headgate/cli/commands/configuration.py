@@ -16,18 +16,19 @@ app = typer.Typer(help="The settings.", no_args_is_help=True)
 @app.command()
 def show(ctx: typer.Context, as_json: JsonOption = False) -> None:
     """Print every setting: its value, its source and its purpose. Keys and passwords are hidden."""
-    from headgate.supervisor import config
+    from headgate.supervisor import setting_sources
+    from headgate.supervisor.config import masked
 
     resolved = invocation(ctx).resolve()
     rows = [
         {
             "key": key,
-            "value": config.masked(key, getattr(resolved.settings, key)),
+            "value": masked(key, getattr(resolved.settings, key)),
             "source": resolved.sources[key],
-            "expected": config.expected(key),
-            "reason": config.reason(key),
+            "expected": setting_sources.expected(key),
+            "reason": setting_sources.reason(key),
         }
-        for key in config.KEYS
+        for key in setting_sources.KEYS
     ]
     if as_json:
         print_json_lines(rows)

@@ -1,4 +1,4 @@
-"""Where to listen."""
+"""Where to listen, and the addresses of others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ipaddress
 
 import msgspec
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 PORT_MAX = 65535
 LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
@@ -29,6 +30,14 @@ def parse_address(text: str) -> Address:
     if not colon or not bare or not port.isdecimal() or int(port) > PORT_MAX or (":" in bare and bare == host):
         raise ValueError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:8781 or [::1]:8781")
     return Address(bare, int(port))
+
+
+def parse_network(text: str) -> Network:
+    """Return an address, or a network such as ``10.1.0.0/16``. Raises `ValueError`."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither an address nor a network such as 10.1.0.0/16") from None
 
 
 def is_loopback(host: str) -> bool:
