@@ -38,8 +38,7 @@ def overview(store: Store, liveness: Liveness) -> Group:
     from rich.text import Text
 
     inspect = store.inspect
-    now, problems = inspect.now(), inspect.status(liveness=liveness)
-    supervisors = inspect.supervisors(liveness=liveness)
+    now, (problems, supervisors) = inspect.now(), inspect.status_and_supervisors(liveness=liveness)
     statuses = inspect.supervisor_statuses([each.epoch for each in supervisors])
     streams = inspect.streams(limit=STREAMS_SHOWN + 1, liveness=liveness)
     tasks = inspect.tasks(states=(TaskState.RUNNING,), each=True, limit=TASKS_SHOWN + 1)
@@ -71,7 +70,7 @@ def _problem(problem: Problem) -> Sequence[Any]:
 
 def _supervisor(each: Supervisor, statuses: dict[int, PublishedStatus]) -> Sequence[Any]:
     published = statuses.get(each.epoch)
-    owned = each.open_triggers if published is None else published.status.owned
+    owned = each.open_triggers if published is None or published.unreadable else published.status.owned
     return (
         str(each.epoch),
         each.hostname,
@@ -79,7 +78,7 @@ def _supervisor(each: Supervisor, statuses: dict[int, PublishedStatus]) -> Seque
         each.state,
         f"{owned:,} of {each.capacity:,}",
         f"{each.tasks:,} of {each.workers:,}" if each.workers else "",
-        "" if published is None else published.status.runner,
+        "" if published is None else published.unreadable or published.status.runner,
         f"{max(0.0, each.heartbeat_age_s):.0f} s ago",
     )
 

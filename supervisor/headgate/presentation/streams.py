@@ -11,11 +11,16 @@ HOLDERS_SHOWN = 3  # triggers, in a line
 
 
 def lag_text(lag: int | None, unit: str) -> str | None:
-    """Return how far a stream is behind, in ``unit``: messages or bytes; None if that is not known."""
+    """Return how far a stream is behind, in ``unit``: messages, bytes, or a word of a newer version.
+
+    None if that is not known.
+    """
     if lag is None:
         return None
     if unit == "messages":
         return f"{lag:,}"
+    if unit != "bytes":
+        return f"{lag:,} {unit}"
     amount, shown = float(lag), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if amount < 1024:

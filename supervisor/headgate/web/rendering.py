@@ -37,7 +37,8 @@ class Static(NamedTuple):
 
 def mask_passwords(text: str) -> str:
     """Return a text without the passwords of the URLs in it."""
-    return _URL_PASSWORD.sub(r"\1:***@", text)
+    # Most texts of a page are short, and none is a URL.
+    return _URL_PASSWORD.sub(r"\1:***@", text) if "://" in text else text
 
 
 def masked(value: Any) -> Any:

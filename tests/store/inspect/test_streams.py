@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.store.harness import QUEUES, Clock, OpenStore, add, register
 
+from headgate.presentation.streams import lag_text
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
 from headgate.store.errors import NoSuchRow
 from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
@@ -89,6 +91,43 @@ def test_what_its_supervisor_says_of_a_stream_is_true_as_of_its_last_heartbeat(s
         *(("big", "raw", "trigger-99"), moments[2.5], 5, 6, 7, 8, moments[3.5], "OSError: gone"),
     )
     assert store.inspect.stream(log.id)[0] == log
+
+
+def publish(store: Store, text: str) -> int:
+    (lease,) = store.inspect.triggerers()
+    store.heartbeat(lease.id, text)
+    return lease.id
+
+
+def test_what_a_newer_supervisor_says_is_read_as_far_as_it_is_known(store: Store) -> None:
+    said = {
+        "runner": "resting",
+        "owned": 3,
+        "moons": [1],
+        "streams": [{"stream": "d", "lag": 7, "lag_unit": "pages", "held": "full moon", "tide": {"high": True}}],
+    }
+    epoch = publish(store, json.dumps(said))
+    found = store.inspect.supervisor_statuses([epoch])[epoch]
+    assert (found.status.runner, found.status.owned, found.unreadable) == ("resting", 3, None)
+    live = store.inspect.streams()[0].live
+    assert live is not None
+    assert (live.lag, live.lag_unit, live.held, lag_text(live.lag, live.lag_unit)) == (
+        7,
+        "pages",
+        "full moon",
+        "7 pages",
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"streams": 5}', '{"streams": [{"stream": "d", "held_by": "all"}]}'])
+def test_what_cannot_be_read_of_a_supervisor_is_said_and_the_rest_is_shown(store: Store, text: str) -> None:
+    epoch = publish(store, text)
+    found = store.inspect.supervisor_statuses([epoch])[epoch]
+    assert found.unreadable is not None
+    assert found.unreadable.startswith(f"the figures of supervisor {epoch} cannot be read (")
+    assert "another version of headgate" in found.unreadable
+    log = store.inspect.streams()[0]
+    assert (log.name, log.subscribers, log.live, log.unreadable) == ("the log", 2, None, found.unreadable)
 
 
 def test_a_stream_that_nobody_reads_any_more_is_not_listed(store: Store) -> None:

@@ -36,7 +36,7 @@ _SHOWN: tuple[Column, ...] = (
     ("missing", lambda line: line.missing or None),
     ("lag", lambda line: None if line.live is None else lag_of(line.live)),
     ("in flight", lambda line: None if line.live is None else line.live.in_flight or None),
-    ("held by", lambda line: None if line.live is None else hold_of(line.live)),
+    ("held by", lambda line: line.unreadable if line.live is None else hold_of(line.live)),
     *("stored_at", "last_error"),
 )
 _SUBSCRIBERS_SHOWN: tuple[Column, ...] = (
@@ -80,11 +80,13 @@ def show(
     if as_json:
         print_record(record | {"readers": [msgspec.structs.asdict(each) for each in subscribers]}, as_json=True)
         return
-    error, live = record.pop("last_error"), record.pop("live")
+    error, live, unreadable = record.pop("last_error"), record.pop("live"), record.pop("unreadable")
     print_record(record, as_json=False)
     if live is not None:
         print(f"\nas its supervisor said {age(live.as_of)}:")
         print_fields(_live_fields(live))
+    if unreadable:
+        print(f"\n{unreadable}")
     if subscribers:
         print("\nsubscribers:")
         print_table(subscribers, _SUBSCRIBERS_SHOWN)

@@ -1,4 +1,8 @@
-"""What supervisors publish about themselves, for the commands and pages of other processes."""
+"""What supervisors publish about themselves, for the commands and pages of other processes.
+
+A supervisor may be newer than who reads: fields that are not known here are passed over, words of its own are shown as
+they are, and what cannot be read at all is said to be so, with the reason, beside everything else that can.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Final
 import msgspec
 from sqlalchemy import insert, select, update
 
-from headgate.protocol.messages.runner import LagUnit, RunnerFigures, StallReason
+from headgate.protocol.messages.runner import RunnerFigures
 from headgate.store.db.bulk import chunks
 from headgate.store.db.fact_tables import STATUS_CHARS_MAX
 from headgate.store.db.transaction import Tx
@@ -20,7 +24,8 @@ from headgate.store.tables import supervisor_status, triggerer
 class StreamStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a shared stream is, as its runner says: `headgate.protocol.messages.runner.StreamFigures` has the meanings.
 
-    ``stream`` is the digest of its key. Times are seconds since 1970.
+    ``stream`` is the digest of its key. Times are seconds since 1970. ``lag_unit`` and ``held`` are the words of the
+    supervisor's version.
     """
 
     stream: str
@@ -30,8 +35,8 @@ class StreamStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     online: int = 0
     absent: int = 0
     lag: int | None = None
-    lag_unit: LagUnit = "messages"
-    held: StallReason | None = None
+    lag_unit: str = "messages"
+    held: str | None = None
     held_since: float | None = None
     held_by: tuple[int, ...] = ()
     oldest_at: float | None = None
@@ -62,11 +67,15 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PublishedStatus(msgspec.Struct, frozen=True):
-    """The status of a supervisor. It has been so since ``at``, and still was at its last heartbeat, ``as_of``."""
+    """The status of a supervisor. It has been so since ``at``, and still was at its last heartbeat, ``as_of``.
+
+    ``unreadable``: why nothing of it could be read; ``status`` says nothing then.
+    """
 
     at: datetime
     as_of: datetime
     status: SupervisorStatus
+    unreadable: str | None = None
 
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -100,5 +109,16 @@ def published(tx: Tx, triggerer_ids: Collection[int]) -> dict[int, PublishedStat
         rows = select(supervisor_status, triggerer.c.latest_heartbeat).join(triggerer)
         for row in tx.connection.execute(rows.where(supervisor_status.c.triggerer_id.in_(ids))):
             as_of = max(row.at, row.latest_heartbeat)
-            found[row.triggerer_id] = PublishedStatus(row.at, as_of, _DECODER.decode(row.figures))
+            found[row.triggerer_id] = PublishedStatus(row.at, as_of, *_read(row.triggerer_id, row.figures))
     return found
+
+
+def _read(triggerer_id: int, figures: str) -> tuple[SupervisorStatus, str | None]:
+    try:
+        return _DECODER.decode(figures), None
+    except msgspec.MsgspecError as error:
+        problem = (
+            f"the figures of supervisor {triggerer_id} cannot be read ({error}): "
+            f"it may run another version of headgate; use the same one here"
+        )
+        return SupervisorStatus(runner="unknown"), problem

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from headgate.scheduling import contracts, status, why_tasks, why_triggers
+from headgate.scheduling.status import Problem
 from headgate.scheduling.why import Answer, Supervisor
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading
@@ -79,6 +80,14 @@ class Inspection(
         return contracts.explain_dag(self.dag_facts(name))
 
     @reading
-    def status(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[status.Problem]:
+    def status(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[Problem]:
         """Return all that is wrong, the worst first; nothing if everything is well."""
         return status.problems(status_facts.status_facts(tx, liveness=liveness))
+
+    @reading
+    def status_and_supervisors(
+        self, tx: Tx, *, liveness: Liveness = BY_SILENCE
+    ) -> tuple[list[Problem], list[Supervisor]]:
+        """Return what `status` and `supervisors` do, which read the same."""
+        facts = status_facts.status_facts(tx, liveness=liveness)
+        return status.problems(facts), list(facts.supervisors)

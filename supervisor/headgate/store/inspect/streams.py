@@ -17,19 +17,21 @@ from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
-from headgate.store.facts.supervisor_status import StreamStatus, published
+from headgate.store.facts.supervisor_status import PublishedStatus, StreamStatus, published
 from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX
-from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, BY_SILENCE, Liveness, absence, is_absent, supervisor
+from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, BY_SILENCE, Liveness, absence, is_absent, supervisor_texts
 from headgate.store.tables import asset_watcher, dead_letter, redelivery, stream, trigger, trigger_event
 
 SUBSCRIBERS_SHOWN_MAX = 1_000  # of one stream
 _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 
 
-# The streams of triggers that fail or are held, each from a partial index of its own.
-_TROUBLED = union(
+# The streams that wait for a trigger, which fails or is held: each from a partial index of its own. As it is judged
+# whether such a trigger is absent, no stream has to be looked at that does not wait. SQLite would take the index of
+# streams if those without one were left out.
+_WAITING = union(
     *(
-        select(trigger.c.stream_id).where(_OPEN, is_troubled, trigger.c.stream_id.is_not(None))
+        select(trigger.c.stream_id).where(_OPEN, is_troubled, is_absent())
         for is_troubled in (trigger.c.failure_count > literal_column("0"), trigger.c.hold.is_not(None))
     )
 )
@@ -70,7 +72,7 @@ class StreamLine(msgspec.Struct, frozen=True):
     ``triggerer_id`` is the supervisor that runs it, ``supervisor`` that one in words (None: nobody does).
     ``subscribers`` are its open triggers, ``missing`` those that it waits for. ``stored_at``: when the newest event of
     them was stored. ``last_error``: of the subscriber that has failed last. ``live``: what its supervisor says of it;
-    None if that is nothing, for example because nobody runs it.
+    None if that is nothing, for example because nobody runs it. ``unreadable``: why what it says cannot be read.
     """
 
     id: int
@@ -84,6 +86,7 @@ class StreamLine(msgspec.Struct, frozen=True):
     last_failed_at: datetime | None
     last_error: str | None
     live: LiveStream | None = None
+    unreadable: str | None = None
 
 
 class SubscriberLine(msgspec.Struct, frozen=True):
@@ -121,9 +124,7 @@ class StreamInspection(Verbs):
     ) -> list[StreamLine]:
         """Return the streams that open triggers read, by id; ``is_waiting``: that wait for one of them alone."""
         reads = select(trigger.c.id).where(trigger.c.stream_id == stream.c.id, _OPEN)
-        where = [stream.c.id > beyond_id, reads.exists()]
-        if is_waiting:
-            where += [stream.c.id.in_(_TROUBLED), reads.where(is_absent()).exists()]
+        where = [stream.c.id > beyond_id, stream.c.id.in_(_WAITING) if is_waiting else reads.exists()]
         return _lines(tx, *where, limit=limit, liveness=liveness)
 
     @reading
@@ -155,9 +156,8 @@ def _newest_of(table: FromClause) -> ScalarSelect[Any]:
     return newest.correlate(table).scalar_subquery()
 
 
-def _live(tx: Tx, rows: Sequence[Any]) -> dict[int, LiveStream]:
+def _live(tx: Tx, rows: Sequence[Any], statuses: Mapping[int, PublishedStatus]) -> dict[int, LiveStream]:
     """Return what the supervisors of these streams say of them, by the ids of the streams."""
-    statuses = published(tx, {row.triggerer_id for row in rows if row.triggerer_id is not None})
     by_owner = {epoch: {one.stream: one for one in each.status.streams} for epoch, each in statuses.items()}
     said = {row.id: by_owner.get(row.triggerer_id, {}).get(row.digest) for row in rows}
     names = _names(tx, {trigger_id for one in said.values() if one is not None for trigger_id in one.held_by})
@@ -209,32 +209,39 @@ def _lines(tx: Tx, *where: ColumnElement[bool], limit: int, liveness: Liveness) 
     subscribers = select(func.count()).select_from(trigger).where(of_it).correlate(stream).scalar_subquery()
     missing = select(func.count()).select_from(trigger).where(of_it, is_absent()).correlate(stream).scalar_subquery()
     newest = select(func.max(_newest_of(trigger))).where(of_it).correlate(stream).scalar_subquery()
-    columns = (*stream.c, subscribers.label("subscribers"), missing.label("missing"), newest.label("newest"))
+    failed = select(trigger.c.id).where(of_it, trigger.c.last_failed_at.is_not(None)).correlate(stream)
+    failed_last = failed.order_by(trigger.c.last_failed_at.desc()).limit(1).scalar_subquery()
+    counts = (subscribers.label("subscribers"), missing.label("missing"))
+    columns = (*stream.c, *counts, newest.label("newest"), failed_last.label("failed_last"))
     rows = tx.connection.execute(select(*columns).where(*where).order_by(stream.c.id).limit(limit)).all()
     newest_ids = [row.newest for row in rows if row.newest is not None]
     stored = select(trigger_event.c.id, trigger_event.c.stored_at).where(trigger_event.c.id.in_(newest_ids))
     stored_at: dict[int, datetime] = {id_: at for id_, at in tx.connection.execute(stored)}
-    live = _live(tx, rows)
-    owners = {epoch: supervisor(tx, epoch, liveness=liveness) for epoch in {row.triggerer_id for row in rows}}
+    statuses = published(tx, {row.triggerer_id for row in rows if row.triggerer_id is not None})
+    live = _live(tx, rows, statuses)
+    owners = supervisor_texts(tx, {row.triggerer_id for row in rows if row.triggerer_id is not None}, liveness=liveness)
+    failing_ids = [row.failed_last for row in rows if row.failed_last is not None]
+    of_failure = select(trigger.c.id, trigger.c.last_failed_at, trigger.c.last_error).where(
+        trigger.c.id.in_(failing_ids)
+    )
+    failures = {failure.id: failure for failure in tx.connection.execute(of_failure)}
     lines = []
     for row in rows:
-        failed = select(trigger.c.last_failed_at, trigger.c.last_error)
-        failed = failed.where(trigger.c.stream_id == row.id, _OPEN, trigger.c.last_failed_at.is_not(None))
-        failure = tx.connection.execute(failed.order_by(trigger.c.last_failed_at.desc()).limit(1)).first()
-        owner = owners[row.triggerer_id]
+        failure, said = failures.get(row.failed_last), statuses.get(row.triggerer_id)
         lines.append(
             StreamLine(
                 id=row.id,
                 name=row.name,
                 queue=row.queue,
                 triggerer_id=row.triggerer_id,
-                supervisor=None if owner is None else f"{owner.hostname}, process {owner.pid}, {owner.state}",
+                supervisor=owners.get(row.triggerer_id),
                 subscribers=row.subscribers,
                 missing=row.missing,
                 stored_at=stored_at.get(row.newest),
                 last_failed_at=None if failure is None else failure.last_failed_at,
                 last_error=None if failure is None else failure.last_error,
                 live=live.get(row.id),
+                unreadable=None if said is None else said.unreadable,
             )
         )
     return lines

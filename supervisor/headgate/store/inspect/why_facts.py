@@ -6,7 +6,7 @@ answer then describes the new state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from headgate.scheduling.why import (
 from headgate.store.access.tables import readable
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
+from headgate.store.facts.supervisor_status import published
 from headgate.store.ids import TaskInstanceId, instance_name
 from headgate.store.inspect import maps
 from headgate.store.inspect.dags import RUN_STATE
@@ -84,12 +85,20 @@ BY_SILENCE = Liveness()
 def supervisors(tx: Tx, *, liveness: Liveness, exactly: bool = False) -> list[Supervisor]:
     """Return those that neither ended nor were fenced, newest first.
 
-    ``exactly``: their triggers are counted up to their capacities, and not only to `OWNED_COUNTED_MAX`.
+    ``exactly``: their triggers are counted up to their capacities. Otherwise they are as many as a supervisor that is
+    alive said with its last heartbeat; of one that says nothing they are counted up to `OWNED_COUNTED_MAX`.
     """
-    rows = tx.connection.execute(
-        select(triggerer).where(is_alive()).order_by(triggerer.c.id.desc()).limit(SUPERVISORS_MAX)
-    )
-    return [_supervisor(tx, row, liveness, exactly=exactly) for row in rows.all()]
+    found = select(triggerer).where(is_alive()).order_by(triggerer.c.id.desc()).limit(SUPERVISORS_MAX)
+    rows = tx.connection.execute(found).all()
+    said = {} if exactly else published(tx, [row.id for row in rows])
+    owned = {epoch: each.status.owned for epoch, each in said.items() if each.unreadable is None}
+    return [_supervisor(tx, row, liveness, exactly=exactly, owned=owned.get(row.id)) for row in rows]
+
+
+def supervisor_texts(tx: Tx, epochs: Collection[int], *, liveness: Liveness) -> dict[int, str]:
+    """Return which supervisors these are, in words, by their epochs: nothing of them is counted."""
+    rows = tx.connection.execute(select(triggerer).where(triggerer.c.id.in_(epochs))).all()
+    return {row.id: f"{row.hostname}, process {row.pid}, {_state(tx, row, liveness)[0]}" for row in rows}
 
 
 def supervisor(tx: Tx, epoch: int | None, *, liveness: Liveness) -> Supervisor | None:
@@ -100,16 +109,21 @@ def supervisor(tx: Tx, epoch: int | None, *, liveness: Liveness) -> Supervisor |
     return None if row is None else _supervisor(tx, row, liveness)
 
 
-def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False) -> Supervisor:
+def _state(tx: Tx, row: Any, liveness: Liveness) -> tuple[SupervisorState, TriggererRow]:
     lease = triggerer_row(row._mapping, tx.now)
-    age_s = lease.heartbeat_age_s
-    state: SupervisorState = "alive" if age_s <= liveness.silence_max_s else "silent"
+    state: SupervisorState = "alive" if lease.heartbeat_age_s <= liveness.silence_max_s else "silent"
     if row.stopped_at is not None:
         state = "ended"
     elif row.fenced_at is not None:
         state = "fenced"
     elif liveness.is_gone(lease):
         state = "gone"
+    return state, lease
+
+
+def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False, owned: int | None = None) -> Supervisor:
+    """Return a supervisor; ``owned``: how many triggers it has, as it has said itself."""
+    state, lease = _state(tx, row, liveness)
     # By its queues, so that the index of claims has all that is looked at.
     served = trigger.c.queue.in_(lease.queues)
     counted = select(trigger.c.id).where(served, trigger.c.triggerer_id == row.id, _OPEN)
@@ -122,13 +136,13 @@ def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False) 
         hostname=row.hostname,
         pid=row.pid,
         state=state,
-        heartbeat_age_s=age_s,
+        heartbeat_age_s=lease.heartbeat_age_s,
         capacity=row.capacity,
         queues=tuple(queue for queue in row.queues.split(",") if queue),
         workers=row.workers,
         endless_workers=row.endless_workers,
         endless_tasks=tx.connection.execute(endless).scalar_one(),
-        open_triggers=tx.connection.execute(triggers).scalar_one(),
+        open_triggers=tx.connection.execute(triggers).scalar_one() if owned is None or state != "alive" else owned,
         tasks=tx.connection.execute(tasks).scalar_one(),
     )
 

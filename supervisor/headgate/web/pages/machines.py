@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from headgate.scheduling.why import Supervisor
+from headgate.store.facts.supervisor_status import PublishedStatus
 from headgate.store.inspect.dags import PoolLine
 from headgate.web import acts
-from headgate.web.cells import Cell, Column, State
+from headgate.web.cells import Cell, Column, Error, State
 from headgate.web.states import LOOKS
 from headgate.web.views import Answer, Listing, Page, View
 
 
 def supervisors(view: View) -> Answer:
     """List the supervisors that neither ended nor were fenced, the newest first."""
+    rows = view.inspect.supervisors(liveness=view.site.liveness)
+    statuses = view.inspect.supervisor_statuses([one.epoch for one in rows])
     return Listing(
         title="Supervisors",
         intro="Who is alive, and who is full?",
-        columns=COLUMNS,
-        rows=view.inspect.supervisors(liveness=view.site.liveness),
+        columns=(*COLUMNS, Column("runner", lambda one: _runner(statuses.get(one.epoch)))),
+        rows=rows,
         empty="No supervisor is running. Start `headgate up`.",
     )
 
@@ -45,6 +48,13 @@ def _room(one: Supervisor) -> Cell:
 
 def _busy(one: Supervisor) -> Cell:
     return None if not one.workers else f"{one.tasks:,} of {one.workers:,}"
+
+
+def _runner(said: PublishedStatus | None) -> Cell:
+    """Return the state of a runner, as its supervisor says; or why that cannot be read."""
+    if said is None:
+        return None
+    return Error(said.unreadable) if said.unreadable is not None else said.status.runner
 
 
 def _free(line: PoolLine) -> Cell:

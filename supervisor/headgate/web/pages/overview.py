@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.presentation.streams import hold_text, lag_text
 from headgate.store.inspect.streams import StreamLine
-from headgate.web.cells import Cell, Column, Counts, Link, State, Took, path
+from headgate.web.cells import Cell, Column, Counts, Error, Link, State, Took, path
 from headgate.web.views import Answer, Page, View
 
 STREAMS_SHOWN = 10
@@ -15,12 +15,12 @@ SUPERVISORS_SHOWN = 10
 def overview(view: View) -> Answer:
     """Show all that is wrong, the worst first, and below it supervisors, streams and the newest runs."""
     liveness = view.site.liveness
-    problems = view.inspect.status(liveness=liveness)
+    problems, supervisors = view.inspect.status_and_supervisors(liveness=liveness)
     values = {
         "problems": problems,
         "place_of": place_of,
         "is_well": all(problem.severity == "notice" for problem in problems),
-        "supervisors": view.inspect.supervisors(liveness=liveness)[:SUPERVISORS_SHOWN],
+        "supervisors": supervisors[:SUPERVISORS_SHOWN],
         "streams": view.inspect.streams(limit=STREAMS_SHOWN, liveness=liveness),
         "stream_columns": STREAM_COLUMNS,
         "runs": view.inspect.runs(limit=RUNS_SHOWN),
@@ -59,7 +59,9 @@ def lag(line: StreamLine) -> Cell:
 
 
 def held_by(line: StreamLine) -> Cell:
-    """Return who holds a stream up, why and since when, as its supervisor says."""
+    """Return who holds a stream up, why and since when, as its supervisor says; or why that cannot be read."""
+    if line.unreadable is not None:
+        return Error(line.unreadable)
     return None if line.live is None else hold_text(line.live.held, line.live.held_since, line.live.held_by)
 
 

@@ -148,7 +148,7 @@ def stream(view: View) -> Answer:
 def _live_facts(line: StreamLine) -> tuple[tuple[str, Cell], ...]:
     live = line.live
     if live is None:
-        return ()
+        return () if line.unreadable is None else (("figures", Error(line.unreadable)),)
     return (
         ("lag", lag(line)),
         ("held by", held_by(line)),

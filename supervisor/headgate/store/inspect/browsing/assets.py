@@ -14,12 +14,16 @@ from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX, near_names
 from headgate.store.tables import asset, asset_subscription, asset_watcher, dag, trigger_event, waiting_event
 
 USERS_SHOWN_MAX = 200  # watchers, and DAGs, of one asset
+EVENTS_LOOKED_MAX = 1_000  # the newest, for those of assets
+WATCHERS_LOOKED_MAX = 2_000  # of all assets that none of these is of
 
 
 class AssetLine(msgspec.Struct, frozen=True):
     """An asset: the numbers of its watchers and of the DAGs that have runs for its events.
 
-    ``waiting`` counts the pairs of an event and a DAG that has had no run for it yet. ``event_id`` is its newest event.
+    ``waiting`` counts the pairs of an event and a DAG that has had no run for it yet. ``event_id`` is its newest event;
+    ``is_looked_up``: whether that is known. It is not for an asset that has no event among the newest of all, and too
+    many watchers to look at those of each.
     """
 
     id: int
@@ -29,6 +33,7 @@ class AssetLine(msgspec.Struct, frozen=True):
     waiting: int
     event_id: int | None
     stored_at: datetime | None
+    is_looked_up: bool = True
 
 
 class AssetWatcher(msgspec.Struct, frozen=True):
@@ -70,7 +75,6 @@ _ASSETS = select(
     .correlate(asset)
     .scalar_subquery()
     .label("waiting"),
-    select(func.max(_newest_of_watcher)).where(_of_asset).correlate(asset).scalar_subquery().label("event_id"),
 )
 
 
@@ -122,8 +126,48 @@ class AssetInspection(Verbs):
 
 def _lines(tx: Tx, *where: ColumnElement[bool], limit: int) -> list[AssetLine]:
     rows = tx.connection.execute(_ASSETS.where(*where).order_by(asset.c.name).limit(limit)).all()
-    stored = _stored_at(tx, [row.event_id for row in rows])
-    return [AssetLine(**row._mapping, stored_at=stored.get(row.event_id)) for row in rows]
+    newest = _newest(tx, {row.id: row.watchers for row in rows})
+    stored = _stored_at(tx, list(newest.values()))
+    return [
+        AssetLine(
+            **row._mapping,
+            event_id=newest.get(row.id),
+            stored_at=stored.get(newest.get(row.id)),
+            is_looked_up=row.id in newest,
+        )
+        for row in rows
+    ]
+
+
+def _newest(tx: Tx, watchers: dict[int, int]) -> dict[int, int | None]:
+    """Return the newest event of each asset, given the numbers of their watchers; those that are not known are missing.
+
+    The events of an asset have no index of their own: those of a busy one are among the newest of all, and of a silent
+    one each watcher is looked at, those of the assets with the fewest first.
+    """
+    found: dict[int, int | None] = {}
+    is_present = asset_watcher.c.removed_at.is_(None)
+    newest = select(trigger_event.c.trigger_id, trigger_event.c.id).order_by(trigger_event.c.id.desc())
+    newest_ones = newest.limit(EVENTS_LOOKED_MAX).subquery()
+    # Not joined: PostgreSQL would read all watchers of assets.
+    of_event = select(asset_watcher.c.asset_id).where(
+        asset_watcher.c.trigger_id == newest_ones.c.trigger_id, is_present
+    )
+    rows = select(of_event.scalar_subquery(), newest_ones.c.id)
+    for asset_id, event_id in tx.connection.execute(rows):
+        if asset_id in watchers:
+            found[asset_id] = max(found.get(asset_id) or 0, event_id)
+    left, silent = WATCHERS_LOOKED_MAX, []
+    for count, asset_id in sorted((count, asset_id) for asset_id, count in watchers.items() if asset_id not in found):
+        left -= count
+        if left < 0:
+            break
+        silent.append(asset_id)
+    found.update(dict.fromkeys(silent))
+    each = select(asset_watcher.c.asset_id, func.max(_newest_of_watcher)).group_by(asset_watcher.c.asset_id)
+    for asset_id, event_id in tx.connection.execute(each.where(asset_watcher.c.asset_id.in_(silent), is_present)):
+        found[asset_id] = event_id
+    return found
 
 
 def _stored_at(tx: Tx, ids: list[int | None]) -> dict[int | None, datetime]:
