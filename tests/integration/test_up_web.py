@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -10,6 +13,11 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import StartStation
 from tests.integration.pair import WITHIN_S, wait_until
+
+from headgate.store.db import schema
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
+from headgate.store.store import Store
 
 
 def is_served(address: str) -> bool:
@@ -44,3 +52,38 @@ def test_pages_leave_with_a_supervisor_that_is_stopped(start_station: StartStati
         station.wait_ready()
     assert station.stop() == 0
     assert not Path(f"/proc/{pages['pid']}").exists()
+
+
+REACHED = {"HEADGATE_WEB_LISTEN": "0.0.0.0:0", "HEADGATE_WEB_HOSTS": "ops.example.org"}
+
+
+def pages_at(home: Path, **settings: str) -> subprocess.Popen[str]:
+    """Start ``headgate web`` in a home folder, with its output as one text."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    environment = kept | {"HEADGATE_HOME": str(home), "HEADGATE_LOG_FORMAT": "json"} | settings
+    command = [sys.executable, "-m", "headgate.cli", "web"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_an_address_that_others_reach_is_refused_until_it_is_safe(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/headgate.db")
+    schema.upgrade(engine)
+
+    def refusal(**settings: str) -> str:
+        with pages_at(tmp_path, **settings) as process:
+            said, _ = process.communicate(timeout=WITHIN_S)
+        assert process.returncode == 2, said
+        return said
+
+    assert "say in web_hosts by which names" in refusal(HEADGATE_WEB_LISTEN="0.0.0.0:0")
+    assert "web_trusted_proxies" in refusal(**REACHED)
+    assert "headgate users add" in refusal(**REACHED, HEADGATE_WEB_PLAIN_HTTP="true")
+    with Store(engine, secrets=Secrets.none()) as store:
+        store.access.add_user("ada", "viewer")
+    with pages_at(tmp_path, **REACHED, HEADGATE_WEB_PLAIN_HTTP="true") as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "serving pages" in line)
+        address = json.loads(line)["address"].replace("0.0.0.0", "127.0.0.1")
+        wait_until(lambda: is_served(address), "the page to log in")
+        process.terminate()
+        assert "/login?token=" not in process.stdout.read(), "there is no link"

@@ -79,8 +79,9 @@ def test_each_role_may_call_its_routes_and_no_others(browser: Browser, users: di
             else:
                 is_refused = answer.status_code == 403 and "This is for the role" in answer.text
                 assert is_refused == (RANKS[role] < RANKS[route.role]), (role, route, answer.status_code)
-    assert {route.action for route in ROUTES if route.action} == set(ACTS)
-    assert all(route.method == "POST" and may(route.role, "operator") for route in ROUTES if route.action)
+    acting = [route for route in ROUTES if route.action and not route.path.startswith("/account/")]
+    assert {route.action for route in acting} == set(ACTS)
+    assert all(route.method == "POST" and may(route.role, "operator") for route in acting)
 
 
 def test_a_user_acts_on_tasks_and_the_audit_says_who(users: dict[str, TestClient], etl: Tasks, query: Query) -> None:

@@ -18,6 +18,7 @@ from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import StoreError
+from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 from headgate.store.tables import metadata
 
@@ -98,18 +99,28 @@ def test_each_role_may_do_what_its_process_does_and_no_more(engines: dict[str, E
         acts.pause_watcher("w")
         acts.resume_watcher("w")
         acts.restart_watcher("w")
+        acts.letters.edit(letters[0], b"1", by="ada")
         acts.letters.redrive(letters[0], by="ada")
         acts.letters.discard(letters[1], by="ada")
         acts.tasks.set_pool("wide", 4)
+        acts.tasks.delete_pool("wide")
+        acts.signals.ask(acts.inspect.find_task("etl", "r1", "b").id, "START")
+        acts.signals.send([NewSignal("k", b"1", "d", "ada")])
+        acts.signals.forget("k")
         acts.remove_watcher("w")
     with Store(engines[roles.OWNER], secrets=Secrets.none(), actor=Actor("ada", "admin", "cli")) as owns:
         password = owns.access.add_user("eve", "viewer")
     with Store(engines[roles.WEB], secrets=Secrets.none(), actor=Actor("eve", "nobody", "web")) as pages:
-        token = pages.access.log_in("eve", password, "127.0.0.1")
-        assert token is not None
-        found = pages.access.session(token)
+        logged_in = pages.access.log_in("eve", password, "127.0.0.1")
+        assert logged_in is not None
+        session, browser = logged_in
+        found = pages.access.session(session)
         assert found is not None
         assert found[0].role == "viewer"
+        assert pages.access.change_password("eve", password, "a better password", "127.0.0.1", browser, session)
+        assert len(pages.access.own_sessions(session)) == 1
+        pages.access.end_own_sessions("eve", session)
+        pages.access.note_refusal("dags pause", "/act/dags-pause", 1, None)
     with Store(engines[roles.SUPERVISOR], secrets=store.database.secrets) as runs:
         runs.scheduling.plan(etl.epoch)
         runs.add_watcher("w2", "a.B", {})

@@ -61,7 +61,8 @@ def test_a_link_ends_after_a_minute(links: Links, clock: Clock) -> None:
 
 def test_nothing_else_is_a_session(sessions: MemorySessions) -> None:
     session = log_in(sessions)
-    assert sessions.log_in("local", session, "127.0.0.1") is None
+    assert sessions.log_in("local", session, "127.0.0.1", "") is None
+    assert sessions.named("local") is None
     assert sessions.find("") is None
     assert sessions.find(session[:-1]) is None
 

@@ -34,6 +34,7 @@ from sqlalchemy import (
 from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, XCOM_BYTES_MAX, TaskState
 from headgate.protocol.messages.runner import KEY_CHARS_MAX
 from headgate.store.access.tables import audit as audit
+from headgate.store.access.tables import web_browser as web_browser
 from headgate.store.access.tables import web_guess as web_guess
 from headgate.store.access.tables import web_session as web_session
 from headgate.store.access.tables import web_user as web_user

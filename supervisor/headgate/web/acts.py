@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.store.access.audit import Action, Role
 
 RANKS: Final[dict[Role, int]] = {"nobody": 0, "viewer": 1, "operator": 2, "admin": 3}
@@ -24,14 +25,21 @@ ACTS: Final[dict[Action, Role]] = {
     "tasks clear": "operator",
     "tasks mark-success": "operator",
     "tasks mark-failed": "operator",
+    "tasks start": "operator",
+    "tasks restart": "operator",
+    "tasks stop": "operator",
+    "signals send": "operator",
     "triggers release": "operator",
     "dlq redrive": "operator",
+    "dlq edit": "admin",
     "dlq discard": "admin",
     "watchers pause": "admin",
     "watchers resume": "admin",
     "watchers restart": "admin",
     "watchers remove": "admin",
     "pools set": "admin",
+    "pools delete": "admin",
+    "signals forget": "admin",
 }
 
 
@@ -41,7 +49,10 @@ def act_path(action: Action) -> str:
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A field of a form. With ``options`` it is a choice, (value, text); ``is_flag``: a box to tick."""
+    """A field of a form. With ``options`` it is a choice, (value, text); ``is_flag``: a box to tick.
+
+    ``is_long``: it has several lines.
+    """
 
     name: str
     label: str
@@ -49,6 +60,7 @@ class Field(msgspec.Struct, frozen=True):
     options: tuple[tuple[str, str], ...] = ()
     placeholder: str = ""
     is_flag: bool = False
+    is_long: bool = False
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -93,15 +105,19 @@ def of_run(dag: str, run_id: str, *, has_ended: bool) -> tuple[Act, ...]:
     return (clear, whole, Act("runs end", "Start nothing more in it", about), Act("runs cancel", "Cancel it", about))
 
 
-def of_task(dag: str, run_id: str, task: str, *, has_ended: bool) -> tuple[Act, ...]:
-    """Return the acts on a task, or on a mapped one with all its instances."""
+def of_task(dag: str, run_id: str, task: str, *, has_ended: bool, is_mapped: bool) -> tuple[Act, ...]:
+    """Return the acts on a task, or on a mapped one with all its instances: these are not started one by one."""
     about = {"dag": dag, "run": run_id, "task": task}
     downstream = Field("downstream", "with all tasks downstream", is_flag=True)
     clear = Act("tasks clear", "Clear it ...", about, (downstream,))
-    if has_ended:
-        return (clear,)
     marks = (Act("tasks mark-success", "Mark as succeeded", about), Act("tasks mark-failed", "Mark as failed", about))
-    return (clear, *marks)
+    start, restart, stop = (
+        Act("tasks start", "Start it now", about),
+        Act("tasks restart", "Restart", about),
+        Act("tasks stop", "Stop", about),
+    )
+    moves = () if is_mapped else (start,) if has_ended else (start, restart, stop)
+    return (clear, *moves) if has_ended else (clear, *moves, *marks)
 
 
 def of_watcher(name: str, *, hold: str | None) -> tuple[Act, ...]:
@@ -118,11 +134,15 @@ def of_trigger(trigger_id: int, *, hold: str | None) -> tuple[Act, ...]:
     return () if hold in (None, "paused") else (Act("triggers release", "Release", {"trigger": trigger_id}),)
 
 
-def of_letter(letter_id: int, state: str) -> tuple[Act, ...]:
-    """Return the acts on a dead letter in a state."""
+def of_letter(letter_id: int, state: str, payload: str | None) -> tuple[Act, ...]:
+    """Return the acts on a dead letter in a state; ``payload`` is the text to begin an edit with, None: without one."""
     redrive = Act("dlq redrive", "Redrive", {"letter": letter_id}, (NOTE,))
     discard = Act("dlq discard", "Discard", {"letter": letter_id}, (NOTE,))
-    return {"open": (redrive, discard), "redriving": (redrive, discard), "at_broker": (discard,)}.get(state, ())
+    edit: tuple[Act, ...] = ()
+    if payload is not None:
+        new = Field("payload", "Payload, as JSON", payload, is_long=True)
+        edit = (Act("dlq edit", "Edit what a redrive stores", {"letter": letter_id}, (new, NOTE)),)
+    return {"open": (redrive, discard, *edit), "redriving": (redrive, discard), "at_broker": (discard,)}.get(state, ())
 
 
 def of_letters(which: Mapping[str, str]) -> tuple[Act, ...]:
@@ -135,4 +155,19 @@ def of_letters(which: Mapping[str, str]) -> tuple[Act, ...]:
 
 def of_pools() -> tuple[Act, ...]:
     """Return the acts on pools."""
-    return (Act("pools set", "Set", {}, (Field("pool", "Pool"), Field("slots", "Slots"))),)
+    pool = Field("pool", "Pool")
+    return (
+        Act("pools set", "Set", {}, (pool, Field("slots", "Slots"))),
+        Act("pools delete", "Delete ...", {}, (pool,)),
+    )
+
+
+def of_signals(key: str = "", namespace: str = DEFAULT_NAMESPACE, *, is_known: bool = False) -> tuple[Act, ...]:
+    """Return the acts on a key of signals, which may be one that there is."""
+    value = Field("value", "Value, as JSON", placeholder="null")
+    if not is_known:
+        names = (Field("key", "Key"), Field("namespace", "Namespace", namespace))
+        return (Act("signals send", "Send", {}, (*names, value)),)
+    about = {"key": key, "namespace": namespace}
+    forget = Act("signals forget", "Forget it with all versions ...", about)
+    return (Act("signals send", "Send the next version", about, (value,)), forget)

@@ -32,7 +32,9 @@ from headgate.store.errors import (
 from headgate.web import rendering
 from headgate.web.acts import may
 from headgate.web.guard import Guard, cookie_name, path_of, session_of, to_login
+from headgate.web.refusals import Refusals
 from headgate.web.routes import ROUTES, Route
+from headgate.web.senders import sender_of
 from headgate.web.sessions import form_token, is_form_token
 from headgate.web.views import ROWS_PER_PAGE, Answer, BadRequest, Listing, Page, Site, View
 
@@ -59,7 +61,7 @@ def make_app(site: Site, routes: tuple[Route, ...] = ROUTES) -> Starlette:
         endpoints.append(Endpoint(route.path, endpoint, methods=[route.method]))
     return Starlette(
         routes=endpoints,
-        middleware=[Middleware(Guard)],
+        middleware=[Middleware(Guard, front=site.front)],
         exception_handlers={HTTPException: pages.http_error},
     )
 
@@ -69,6 +71,7 @@ class _Pages:
 
     def __init__(self, site: Site, routes: tuple[Route, ...]) -> None:
         self._site = site
+        self._refusals = None if site.writer is None else Refusals(site.writer)
         self._static = rendering.read_static()
         menu: dict[str, list[tuple[str, str]]] = {}
         for route in routes:
@@ -84,8 +87,7 @@ class _Pages:
         def answer(request: Request, form: Mapping[str, str] | None = None) -> Response:
             request.scope["headgate.is_json"] = as_json
             try:
-                session = session_of(request.headers, cookie_name(self._site.port))
-                user = None if route.role == "nobody" else self._site.sessions.find(session)
+                session, user = self._who(request, route)
                 refusal = self._refusal(request, route, user, session, form)
                 if refusal is not None:
                     return refusal
@@ -134,17 +136,32 @@ class _Pages:
 
         return take
 
+    def _who(self, request: Request, route: Route) -> tuple[str, User | None]:
+        """Return what tells this session from others, and its user; None if nobody is known."""
+        sender = sender_of(request.scope)
+        if sender.user:  # whom a proxy names, whatever cookies the browser has
+            user = None if route.role == "nobody" else self._site.sessions.named(sender.user)
+            return f"{self._site.front.secret} {sender.user}", user
+        session = session_of(request.headers, cookie_name(self._site.port, is_https=sender.is_https))
+        return session, None if route.role == "nobody" else self._site.sessions.find(session)
+
     def _refusal(
         self, request: Request, route: Route, user: User | None, session: str, form: Mapping[str, str] | None
     ) -> Response | None:
         """Return the answer to a request that its user may not make; None if it may be made."""
         if route.role == "nobody":
             return None
+        sender = sender_of(request.scope)
+        if user is None and sender.user:
+            text = f"The proxy names {sender.user}, who is no user of these pages: `headgate users add` makes one."
+            return self._error(request, 403, "You may not see this", text)
         if user is None:
             return to_login(request)
         request.scope["headgate.user"] = user
         request.scope["headgate.form_token"] = form_token(session)
         if not may(user.role, route.role):
+            if route.action is not None and self._refusals is not None:
+                self._refusals.note(Actor(user.name, user.role, "web", sender.address), route.action, route.path)
             text = f"This is for the role {route.role}; {user.name} has the role {user.role}."
             return self._error(request, 403, "You may not do this", text)
         if route.method == "POST" and not is_form_token(session, (form or {}).get("token", "")):
@@ -157,8 +174,7 @@ class _Pages:
         """Do what a form asks for, in a store that is opened for it."""
         assert user is not None
         assert self._site.writer is not None, "there is no such route without it"
-        client = request.client
-        actor = Actor(user.name, user.role, "web", None if client is None else client.host)
+        actor = Actor(user.name, user.role, "web", sender_of(request.scope).address)
         with self._site.writer.store(actor) as store:
             view = View(request, self._site, store.inspect, user=user, form=form, store=store)
             return self._response(view, route.handler(view), route)

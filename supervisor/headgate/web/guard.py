@@ -1,7 +1,9 @@
 """What every request passes before any page: the Host, the site it comes from, and the headers of every answer.
 
-- The Host must name this machine. Another one is a name that somebody has made to point here, so that a page of theirs
-  may read ours (DNS rebinding).
+- The Host must name this machine, or be one of those that are set. Another one is a name that somebody has made to
+  point here, so that a page of theirs may read ours (DNS rebinding).
+- Pages for other machines are served over TLS, which ends at a proxy that is listed, unless it is set that they need
+  not.
 - A request that could change something must come from our own pages. That its user may do it is seen to where routes
   are answered (`headgate.web.app`).
 - No answer may be framed, guessed at or kept, and no script, style or connection but our own is allowed.
@@ -18,6 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headgate.supervisor.metrics.address import is_loopback
+from headgate.web.senders import BadSender, Front
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -35,16 +38,23 @@ LOGIN = "/login"
 NEXT_CHARS_MAX = 500  # as `headgate.web.views.QUERY_CHARS_MAX`: from a longer place one comes to the login all the same
 
 
-def cookie_name(port: int) -> str:
-    """Return the name of the cookie: browsers send those of one port to all ports of a machine."""
-    return f"headgate-{port}"
+BROWSER = "-browser"  # ends the name of the cookie by which a browser is known that has logged in before
+
+
+def cookie_name(port: int, *, is_https: bool = False) -> str:
+    """Return the name of the cookie: browsers send those of one port to all ports of a machine.
+
+    Over TLS it has the prefix with which browsers take it from this very host and over TLS alone.
+    """
+    return f"__Host-headgate-{port}" if is_https else f"headgate-{port}"
 
 
 class Guard:
     """Passes requests on to an application, if they may be."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, front: Front) -> None:
         self._app = app
+        self._front = front
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -66,11 +76,26 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if not _is_this_machine(headers.get("host")):
-            return PlainTextResponse("the Host of the request is not this machine\n", status_code=421)
+        if not self._is_host(headers.get("host")):
+            text = "the Host of the request is not this machine, and none of web_hosts\n"
+            return PlainTextResponse(text, status_code=421)
+        try:
+            sender = self._front.sender(scope)
+        except BadSender as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        scope["headgate.sender"] = sender
+        if not self._front.takes(scope, sender):
+            text = "these pages are served over TLS, by a proxy of web_trusted_proxies\n"
+            return PlainTextResponse(text, status_code=403)
         if scope["method"] not in ("GET", "HEAD") and not _is_from_here(headers):
             return PlainTextResponse("the request does not come from a page of this server\n", status_code=403)
         return None
+
+    def _is_host(self, host: str | None) -> bool:
+        if host is None:
+            return False
+        bare = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        return is_loopback(bare) or bare.lower() in self._front.hosts
 
 
 def path_of(request: Request) -> str:
@@ -104,10 +129,3 @@ def _is_from_here(headers: Headers) -> bool:
     if site is not None:
         return site == "same-origin"
     return origin is not None and origin.partition("://")[2] == headers.get("host")
-
-
-def _is_this_machine(host: str | None) -> bool:
-    if host is None:
-        return False
-    bare = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return is_loopback(bare)

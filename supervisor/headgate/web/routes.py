@@ -81,6 +81,9 @@ ROUTES: tuple[Route, ...] = (
     Route("/login", account.log_in, role="nobody", method="POST", reads=False),
     Route("/login/link", account.print_link, role="nobody", method="POST", reads=False),
     Route("/logout", account.logout, method="POST", reads=False),
+    Route("/account", account.account),
+    Route("/account/password", account.change_password, method="POST", action="users set"),
+    Route("/account/sessions", account.end_sessions, method="POST", action="users revoke"),
     # --- what one does ---
     *(
         Route(act_path(action), acting.HANDLERS[action], role=role, method="POST", action=action)

@@ -11,6 +11,7 @@ import uvicorn
 
 from headgate.supervisor.metrics.address import Address
 from headgate.web.app import make_app
+from headgate.web.senders import Front
 from headgate.web.views import Site
 
 log = structlog.get_logger(__name__)
@@ -26,18 +27,32 @@ class ServerRefused(Exception):
     """The pages cannot be served at this address; the text says why, and what to do."""
 
 
-def check_address(address: Address) -> None:
-    """Raise `ServerRefused` for an address that other machines reach: there are no users to tell apart yet."""
-    if not address.is_loopback:
+def check_address(address: Address, front: Front, *, is_plain: bool, has_users: Callable[[], bool]) -> None:
+    """Raise `ServerRefused` for an address that other machines reach, unless its visitors are told apart and protected.
+
+    ``is_plain``: the operator has said that passwords may go over the network as they are.
+    """
+    if address.is_loopback:
+        return
+    reached = f"{address.host} is reached from other machines"
+    if not front.hosts:
         raise ServerRefused(
-            f"{address.host} is reached from other machines, and pages are for users of this one: give 127.0.0.1:PORT, "
+            f"{reached}: say in web_hosts by which names, or serve this machine alone, at 127.0.0.1:{address.port}, "
             f"and reach it from elsewhere by `ssh -L {address.port}:127.0.0.1:{address.port}`"
+        )
+    if not front.proxies and not is_plain:
+        raise ServerRefused(
+            f"{reached}, and pages have no TLS of their own: name the proxy that has it in web_trusted_proxies, or set "
+            f"web_plain_http if passwords and pages may be read on the way"
+        )
+    if not has_users():
+        raise ServerRefused(
+            f"{reached}, and there is no user to tell them apart: `headgate users add NAME --role ROLE` makes one"
         )
 
 
 def listen(address: Address) -> socket.socket:
     """Return a socket that listens at an address of this machine. Raises `ServerRefused`."""
-    check_address(address)
     try:
         family, kind, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
@@ -63,8 +78,12 @@ def url_of(listener: socket.socket, token: str) -> str:
 
 
 def serve(site: Site, listener: socket.socket, *, tell: Callable[[str], None]) -> None:
-    """Answer requests until SIGTERM or Ctrl-C. ``tell`` is given the link to log in with, once it can be opened."""
-    tell(url_of(listener, site.links.new()))
+    """Answer requests until SIGTERM or Ctrl-C. ``tell`` is given the link to log in with, once it can be opened.
+
+    There is no link if other machines reach the pages: who listens on the way would have it, too.
+    """
+    if site.front.has_links:
+        tell(url_of(listener, site.links.new()))
     host, port, *_ = listener.getsockname()
     log.info("serving pages", address=f"{host}:{port}", pid=os.getpid())
     config = uvicorn.Config(

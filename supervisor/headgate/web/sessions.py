@@ -21,6 +21,7 @@ from headgate.store.access.users import (
     SESSION_IDLE_S_MAX,
     SESSION_NOTED_S,
     SESSION_S_MAX,
+    LoggedIn,
     User,
     digest_of,
 )
@@ -77,8 +78,12 @@ class Sessions(Protocol):
         """Begin a session for whoever has opened a link; return its token."""
         ...
 
-    def log_in(self, name: str, password: str, address: str) -> str | None:
-        """Begin a session of a user; return its token, None if this is not the password, or it is too early to try."""
+    def log_in(self, name: str, password: str, address: str, browser: str) -> LoggedIn | None:
+        """Begin a session of a user; None if this is not the password, or it is too early to try."""
+        ...
+
+    def named(self, name: str) -> User | None:
+        """Return the user whom a proxy names; None if there is none of this name."""
         ...
 
     def find(self, token: str) -> User | None:
@@ -109,8 +114,12 @@ class MemorySessions:
                 del self._sessions[min(self._sessions, key=lambda one: self._sessions[one][1])]
             return session
 
-    def log_in(self, name: str, password: str, address: str) -> str | None:
+    def log_in(self, name: str, password: str, address: str, browser: str) -> LoggedIn | None:
         """Return None: attempts could not be counted."""
+        return None
+
+    def named(self, name: str) -> User | None:
+        """Return None: the roles of users are in the database, which this does not read for them."""
         return None
 
     def find(self, token: str) -> User | None:
@@ -147,10 +156,15 @@ class StoredSessions:
         with self._writer.store(Actor(LOCAL_NAME, self._role, "web", address)) as store:
             return store.access.begin_local_session(LOCAL_NAME, self._role, address)
 
-    def log_in(self, name: str, password: str, address: str) -> str | None:
-        """Begin a session of a user; return its token, None if this is not the password, or it is too early to try."""
+    def log_in(self, name: str, password: str, address: str, browser: str) -> LoggedIn | None:
+        """Begin a session of a user; None if this is not the password, or it is too early to try."""
         with self._writer.store(Actor(name, "nobody", "web", address)) as store:
-            return store.access.log_in(name, password, address)
+            return store.access.log_in(name, password, address, browser)
+
+    def named(self, name: str) -> User | None:
+        """Return the user whom a proxy names, with the role of now; None if there is none of this name."""
+        with self._stores.one() as store:
+            return store.access.named(name)
 
     def find(self, token: str) -> User | None:
         """Return the user of an open session, which counts as used now; None if it is not open."""

@@ -14,13 +14,14 @@ from starlette.responses import Response
 
 from headgate.presentation.moments import begin_of
 from headgate.store.access.audit import Action, Role
-from headgate.store.access.users import User
+from headgate.store.access.users import AccessVerbs, User
 from headgate.store.inspect.inspection import Inspection
 from headgate.store.inspect.why_facts import Liveness
 from headgate.store.signal_verbs import SignalVerbs
 from headgate.store.store import Store
 from headgate.web.acts import ACTS, Act, Field, may
 from headgate.web.cells import Column
+from headgate.web.senders import Front, sender_of
 from headgate.web.sessions import Links, Sessions
 from headgate.web.stores import Stores
 from headgate.web.writing import Writer
@@ -34,7 +35,10 @@ class BadRequest(Exception):
 
 
 class Site(msgspec.Struct, frozen=True):
-    """What all requests share. ``database`` is its URL without password. Without a ``writer`` nobody does anything."""
+    """What all requests share. ``database`` is its URL without password. Without a ``writer`` nobody does anything.
+
+    ``front``: what stands before it.
+    """
 
     stores: Stores
     liveness: Liveness
@@ -45,6 +49,7 @@ class Site(msgspec.Struct, frozen=True):
     links: Links = msgspec.field(default_factory=Links)
     writer: Writer | None = None
     print_link: Callable[[str], None] = lambda token: None
+    front: Front = msgspec.field(default_factory=Front)
 
 
 Filter = Field  # one field of the form above a list
@@ -111,10 +116,20 @@ class View:
         return SignalVerbs(self.inspect.database)
 
     @property
+    def access(self) -> AccessVerbs:
+        """The queries about users and sessions."""
+        return AccessVerbs(self.inspect.database)
+
+    @property
     def user(self) -> User:
         """Who asks. A route that is for nobody has none."""
         assert self._user is not None, "the route is for nobody"
         return self._user
+
+    @property
+    def address(self) -> str:
+        """The address from which the browser came."""
+        return sender_of(self.request.scope).address
 
     @property
     def store(self) -> Store:
@@ -140,6 +155,10 @@ class View:
         if "\x00" in value:
             raise BadRequest(f"{name} has a character that no name has")
         return value or None
+
+    def secret(self, name: str) -> str:
+        """Return a field of the form as it was written, with the spaces around it; "" if it is not there."""
+        return self._form.get(name, "")
 
     def given(self, name: str) -> str:
         """Return a field of the form that has to be there. Raises `BadRequest`."""

@@ -7,12 +7,18 @@ import signal
 import sys
 import threading
 import time
-from typing import Annotated
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headgate.cli.commands.why import liveness_here
 from headgate.cli.invocation import CommandError, invocation
+
+if TYPE_CHECKING:
+    from headgate.supervisor.config import Settings
+    from headgate.supervisor.metrics.address import Address
+    from headgate.web.senders import Front
 
 END_S_MAX = 5.0  # requests may end within 3 s
 
@@ -25,11 +31,25 @@ def _end_with_stdin() -> None:
     os._exit(1)
 
 
+def _front(settings: Settings, address: Address) -> Front:
+    """Return what the settings say of that which stands before the pages."""
+    from headgate.supervisor.metrics.address import parse_network
+    from headgate.web.senders import Front
+
+    return Front(
+        hosts=frozenset(host.lower() for host in settings.web_hosts),
+        proxies=tuple(map(parse_network, settings.web_trusted_proxies)),
+        user_header=settings.web_user_header,
+        needs_tls=not (address.is_loopback or settings.web_plain_http),
+        has_links=address.is_loopback,
+    )
+
+
 def web(
     ctx: typer.Context,
     listen: Annotated[
         str | None,
-        typer.Option("--listen", metavar="HOST:PORT", help="Serve them at this address of this machine."),
+        typer.Option("--listen", metavar="HOST:PORT", help="Serve them at this address (docs/web.md has others)."),
     ] = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Nobody can do anything on them, and nothing is written.")
@@ -60,29 +80,40 @@ def web(
     from headgate.web.views import Site
     from headgate.web.writing import Writer
 
-    try:
-        listener = server.listen(parse_address(settings.web_listen))
-    except server.ServerRefused as refused:
-        raise CommandError(str(refused), exit_code=2) from refused
+    address = parse_address(settings.web_listen)
+    front = _front(settings, address)
+    if read_only and not address.is_loopback:
+        raise CommandError(
+            "--read-only has no users, so it serves this machine alone: give 127.0.0.1:PORT", exit_code=2
+        )
+
+    def has_users(stores: Stores) -> bool:
+        with stores.one() as store:
+            return store.access.has_users()
 
     def tell(url: str) -> None:
         print(f"log in here, once, within a minute: {url}", flush=True)
 
-    with listener, call.engine():  # which refuses a database that is not there, or of another version
+    with ExitStack() as opened:
+        opened.enter_context(call.engine())  # which refuses a database that is not there, or of another version
         stores = Stores(settings.database_url)
+        opened.callback(stores.close)
+        try:
+            server.check_address(address, front, is_plain=settings.web_plain_http, has_users=lambda: has_users(stores))
+            listener = opened.enter_context(server.listen(address))
+        except server.ServerRefused as refused:
+            raise CommandError(str(refused), exit_code=2) from refused
         writer = None if read_only else Writer(settings.database_url)
         sessions: Sessions = MemorySessions() if writer is None else StoredSessions(stores, writer)
-        try:
-            site = Site(
-                stores=stores,
-                liveness=liveness_here(settings.lease_silence_max_s),
-                sessions=sessions,
-                writer=writer,
-                database=database_name(stores.engine),
-                log_folder=settings.log_folder,
-                port=listener.getsockname()[1],
-                print_link=lambda token: tell(server.url_of(listener, token)),
-            )
-            server.serve(site, listener, tell=tell)
-        finally:
-            stores.close()
+        site = Site(
+            stores=stores,
+            liveness=liveness_here(settings.lease_silence_max_s),
+            sessions=sessions,
+            writer=writer,
+            database=database_name(stores.engine),
+            log_folder=settings.log_folder,
+            port=listener.getsockname()[1],
+            print_link=lambda token: tell(server.url_of(listener, token)),
+            front=front,
+        )
+        server.serve(site, listener, tell=tell)

@@ -113,6 +113,7 @@ class Written(NamedTuple):
     action: Action
     subject: str
     after: Detail
+    is_refused: bool = False
 
 
 def write(connection: Connection, now: datetime, actor: Actor, told: Told) -> int:
@@ -141,7 +142,7 @@ def write_more(connection: Connection, last: Written, counts: Mapping[str, int])
         assert isinstance(so_far, int), "what is counted is a number"
         after[what] = so_far + count
     values = {"after": _json(after), "object": _fit(last.subject, OBJECT_CHARS_MAX)}
-    if any(counts.values()):
+    if any(counts.values()) and not last.is_refused:
         values["outcome"] = "done"
     connection.execute(update(audit).where(audit.c.id == last.id).values(**values))
     return last._replace(after=after)

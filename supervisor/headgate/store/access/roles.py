@@ -24,7 +24,7 @@ OWNER, SUPERVISOR, WEB, READER = ROLES = ("headgate_owner", "headgate_supervisor
 REVISION_TABLE = "alembic_version"
 
 # Tables of which a reader sees nothing, and a supervisor neither.
-OF_USERS: Final = frozenset({"web_user", "web_session", "web_guess"})
+OF_USERS: Final = frozenset({"web_user", "web_session", "web_guess", "web_browser"})
 # What the pages never write, whatever somebody asks them for.
 NOT_OF_WEB: Final = frozenset({"variable", "connection", "encryption_key", "web_user", "audit", "triggerer"})
 
@@ -62,7 +62,7 @@ def statements() -> Iterator[str]:
             yield f"GRANT INSERT, UPDATE, DELETE ON {name} TO {WEB};"
     yield f"GRANT INSERT, UPDATE (after, object, outcome) ON audit TO {WEB};"
     yield f"GRANT UPDATE (latest_heartbeat) ON triggerer TO {WEB};"  # to lock a row is to be allowed to change it
-    yield f"GRANT UPDATE (created_date) ON web_user TO {WEB};"
+    yield f"GRANT UPDATE (created_date, password) ON web_user TO {WEB};"  # users change their own
     for role in (SUPERVISOR, WEB):
         yield f"GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public TO {role};"
 

@@ -74,7 +74,18 @@ web_session = Table(
     sqlite_autoincrement=True,
 )
 
-# Failures to log in, of a user from an address; under the user "" those of all from that address.
+# A browser that a user has logged in with before. Its guesses are counted apart from those of everybody else.
+web_browser = Table(
+    "web_browser",
+    metadata,
+    Column("digest", Text, primary_key=True),  # of its token
+    Column("user_id", BigId, ForeignKey("web_user.id"), nullable=False),
+    Column("used_at", UtcDateTime, nullable=False),
+    Index("ix_web_browser_user", "user_id"),
+)
+
+# Failures to log in, of a user from an address; under the user "" those of all from that address. For a browser that
+# is known the address is "browser " and its digest.
 web_guess = Table(
     "web_guess",
     metadata,

@@ -4,6 +4,9 @@ A password is made here, shown once, and kept as its scrypt hash; of the token o
 fails `GUESSES_FREE` times has to wait, twice as long after each further failure: for one user from one address, and
 with more patience for all users from one address. An attempt is counted before its password is looked at, so many at
 once are no way around that.
+
+So that nobody locks a user out by guessing, a browser that the user has logged in with before is counted apart: it has
+a token, which is good for nothing else, and waits for none but its own failures.
 """
 
 from __future__ import annotations
@@ -16,18 +19,20 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
 
-from headgate.store.access.audit import Role
+from headgate.store.access.audit import Action, Role, Written
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import insert_into
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting, reading, writing
 from headgate.store.errors import NoSuchRow, ValueRefused
-from headgate.store.tables import web_guess, web_session, web_user
+from headgate.store.tables import web_browser, web_guess, web_session, web_user
 from headgate.store.triggers.watchers import check_name
 
 USER_CHARS_MAX = 100
 PASSWORD_BYTES = 15  # 20 characters
+PASSWORD_CHARS_MIN = 12  # of one that a user has chosen
 PASSWORD_CHARS_MAX = 1000  # of one that is tried
 SCRYPT: Final = {"n": 2**15, "r": 8, "p": 3, "maxmem": 64 * 1024 * 1024}
 SALT_BYTES = 16
@@ -40,6 +45,8 @@ GUESSES_FREE = 5  # failures of one user from one address, before somebody has t
 GUESSES_OF_ADDRESS_FREE = 20  # of all users from one address
 GUESS_WAIT_S_MAX = 900.0
 GUESSES_KEPT_S = 86_400.0
+BROWSER_KNOWN_S = 90 * 86_400.0  # since its last login
+BROWSERS_PER_USER_MAX = 20  # the one that logged in longest ago goes first
 LOCAL_NAME = "local"  # of whoever has opened a link that a process has printed
 LOOPBACK = "127.0.0.1"  # stands for all addresses of this machine
 EVERYONE = ""  # the user under which the failures of an address are counted
@@ -47,11 +54,16 @@ OF_NOBODY = f"scrypt${SCRYPT['n']}${SCRYPT['r']}${SCRYPT['p']}${'00' * SALT_BYTE
 
 
 class User(msgspec.Struct, frozen=True):
-    """Somebody who is logged in. ``is_local``: by a link that the process has printed, not by a password."""
+    """Somebody who is logged in.
+
+    ``is_local``: by a link that the process has printed, not by a password; ``is_named``: by a proxy, which has no
+    session here.
+    """
 
     name: str
     role: Role
     is_local: bool = False
+    is_named: bool = False
 
 
 class UserRow(msgspec.Struct, frozen=True):
@@ -63,6 +75,23 @@ class UserRow(msgspec.Struct, frozen=True):
     created_date: datetime
     sessions: int
     used_at: datetime | None
+
+
+class SessionRow(msgspec.Struct, frozen=True):
+    """An open session of a user: since when, when it was used last, and from which address it was begun."""
+
+    id: int
+    began_at: datetime
+    used_at: datetime
+    address: str
+    is_this: bool
+
+
+class LoggedIn(NamedTuple):
+    """The tokens of a new session, and of the browser, which is known from now on."""
+
+    session: str
+    browser: str
 
 
 class _Attempt(NamedTuple):
@@ -121,6 +150,7 @@ class AccessVerbs(Verbs):
         """Delete a user with all sessions. Raises `NoSuchRow`."""
         row = _locked(tx, name)
         tx.connection.execute(delete(web_session).where(web_session.c.user_id == row.id))
+        tx.connection.execute(delete(web_browser).where(web_browser.c.user_id == row.id))
         tx.connection.execute(delete(web_user).where(web_user.c.id == row.id))
         tx.act("users remove", f"user {name}", before={"role": row.role})
 
@@ -157,56 +187,124 @@ class AccessVerbs(Verbs):
 
     # --- logging in ------------------------------------------------------------------------------
 
-    def log_in(self, name: str, password: str, address: str) -> str | None:
-        """Begin a session of a user; return its token, None if this is not the password, or it is too early to try."""
+    def log_in(self, name: str, password: str, address: str, browser: str = "") -> LoggedIn | None:
+        """Begin a session of a user; None if this is not the password, or it is too early to try.
+
+        ``browser``: the token that this browser was given by an earlier login; "": it has none.
+        """
+        known = self._right_password(name, password, address, browser, "users log in")
+        return None if known is None else self._begin_session(name, address, known, browser)
+
+    def change_password(self, name: str, password: str, new: str, address: str, browser: str, session: str) -> bool:
+        """Give users another password who know their present one; return False if they do not, or have to wait.
+
+        All other sessions of the user end. Raises `ValueRefused` if the new one is too short or too long.
+        """
+        if not PASSWORD_CHARS_MIN <= len(new) <= PASSWORD_CHARS_MAX:
+            raise ValueRefused(f"a password has {PASSWORD_CHARS_MIN} to {PASSWORD_CHARS_MAX:,} characters")
+        known = self._right_password(name, password, address, browser, "users set")
+        return known is not None and self._change_password(name, known, hashed(new), session)
+
+    def _right_password(self, name: str, password: str, address: str, browser: str, action: Action) -> str | None:
+        """Return the hash of a user's password if this is it, and it is not too early to try."""
         name, password = name[: USER_CHARS_MAX + 1], password[: PASSWORD_CHARS_MAX + 1]
         if not name:  # guesses are counted under `EVERYONE`
             return None
-        attempt = self._begin_attempt(name, _place_of(address))
+        attempt = self._begin_attempt(name, _place_of(address), browser)
         if not attempt.is_allowed:
             return None
         # The same work for a user that there is not, so that the time does not tell.
         is_right = is_password(password, attempt.password or OF_NOBODY)
         if attempt.password is None or not is_right:
-            self._refuse(name)
+            self._refuse(action, name)
             return None
-        return self._begin_session(name, address, attempt.password)
+        return attempt.password
 
     @acting
-    def _begin_attempt(self, tx: Tx, name: str, address: str) -> _Attempt:
+    def _begin_attempt(self, tx: Tx, name: str, address: str, browser: str) -> _Attempt:
         """Count an attempt, if it is not too early for one."""
         tx.act_nothing()
         old = tx.now - timedelta(seconds=GUESSES_KEPT_S)
         tx.connection.execute(delete(web_guess).where(web_guess.c.last_at < old))
-        # That of the address is first: whoever tries many names leaves no row for those that are not looked at.
-        for user, free in ((EVERYONE, GUESSES_OF_ADDRESS_FREE), (name, GUESSES_FREE)):
-            new = insert_into(tx.connection, web_guess).values(user=user, address=address, failures=0, last_at=tx.now)
+        counted = _counted(tx, name, address, browser)
+        for user, place, free in counted:
+            new = insert_into(tx.connection, web_guess).values(user=user, address=place, failures=0, last_at=tx.now)
             tx.connection.execute(new.on_conflict_do_nothing())
-            of_key = (web_guess.c.user == user, web_guess.c.address == address)
+            of_key = (web_guess.c.user == user, web_guess.c.address == place)
             row = tx.connection.execute(select(web_guess).where(*of_key).with_for_update()).one()
             if row.failures >= free and tx.now < row.last_at + timedelta(seconds=wait_s(row.failures - free)):
                 return _Attempt(False, None)
-        counted = (web_guess.c.user.in_((EVERYONE, name)), web_guess.c.address == address)
         more = {"failures": web_guess.c.failures + 1, "last_at": tx.now}
-        tx.connection.execute(update(web_guess).where(*counted).values(more))
+        for user, place, _ in counted:
+            of_key = (web_guess.c.user == user, web_guess.c.address == place)
+            tx.connection.execute(update(web_guess).where(*of_key).values(more))
         found = select(web_user.c.password).where(web_user.c.name == name)
         return _Attempt(True, tx.connection.execute(found).scalar_one_or_none())
 
     @acting
-    def _refuse(self, tx: Tx, name: str) -> None:
-        tx.act("users log in", f"user {name}", is_refused=True)
+    def _refuse(self, tx: Tx, action: Action, name: str) -> None:
+        tx.act(action, f"user {name}", is_refused=True)
 
     @acting
-    def _begin_session(self, tx: Tx, name: str, address: str, password: str) -> str | None:
+    def _begin_session(self, tx: Tx, name: str, address: str, password: str, browser: str) -> LoggedIn | None:
         row = tx.connection.execute(select(web_user).where(web_user.c.name == name).with_for_update()).first()
         if row is None or row.password != password:  # it was changed meanwhile
             tx.act("users log in", f"user {name}", is_refused=True)
             return None
-        for user in (EVERYONE, name):  # in the order of `_begin_attempt`, so that two of them do not deadlock
-            of_key = (web_guess.c.user == user, web_guess.c.address == _place_of(address))
-            tx.connection.execute(delete(web_guess).where(*of_key))
+        _forget_guesses(tx, name, _place_of(address), browser)
         tx.act("users log in", f"user {name}")
-        return _new_session(tx, address, user_id=row.id)
+        return LoggedIn(_new_session(tx, address, user_id=row.id), _know_browser(tx, row.id, browser))
+
+    @acting
+    def _change_password(self, tx: Tx, name: str, password: str, new: str, session: str) -> bool:
+        row = tx.connection.execute(select(web_user).where(web_user.c.name == name).with_for_update()).first()
+        if row is None or row.password != password:  # it was changed meanwhile
+            tx.act("users set", f"user {name}", is_refused=True)
+            return False
+        tx.connection.execute(update(web_user).where(web_user.c.id == row.id).values(password=new))
+        others = (web_session.c.user_id == row.id, web_session.c.digest != digest_of(session))
+        tx.connection.execute(delete(web_session).where(*others))
+        told = {"role": row.role, "has_new_password": True}
+        tx.act("users set", f"user {name}", before={"role": row.role}, after=told)
+        return True
+
+    @reading
+    def own_sessions(self, tx: Tx, session: str) -> list[SessionRow]:
+        """Return the open sessions of whose session this is, that used last first; those by links are of one user."""
+        columns = (web_session.c.id, web_session.c.began_at, web_session.c.used_at, web_session.c.address)
+        is_this = (web_session.c.digest == digest_of(session)).label("is_this")
+        found = select(*columns, is_this).where(_of_same_user(session), _is_open(tx))
+        found = found.order_by(web_session.c.used_at.desc(), web_session.c.id.desc()).limit(SESSIONS_PER_USER_MAX)
+        return [
+            SessionRow(row.id, row.began_at, row.used_at, row.address, bool(row.is_this))
+            for row in tx.connection.execute(found)
+        ]
+
+    @acting
+    def end_own_sessions(self, tx: Tx, name: str, session: str, session_id: int | None = None) -> int:
+        """End one of the sessions of whose session this is, or all others; return how many there were."""
+        which = web_session.c.digest != digest_of(session) if session_id is None else web_session.c.id == session_id
+        ids = tx.connection.execute(select(web_session.c.id).where(_of_same_user(session), which)).scalars().all()
+        ended = tx.connection.execute(delete(web_session).where(web_session.c.id.in_(ids))).rowcount
+        tx.act("users revoke", f"user {name}", after={"sessions": ended}, changed=ended > 0)
+        return ended
+
+    @reading
+    def named(self, tx: Tx, name: str) -> User | None:
+        """Return the user of a name that somebody else has made sure of; None if there is none."""
+        found = select(web_user.c.name, web_user.c.role).where(web_user.c.name == name)
+        row = tx.connection.execute(found).first()
+        return None if row is None else User(row.name, row.role, is_named=True)
+
+    @acting
+    def note_refusal(self, tx: Tx, action: Action, subject: str, times: int, last: Written | None) -> Written | None:
+        """Write that this user may not do what was asked for so many times; return the row.
+
+        ``last``: the row to count them in; None: a new one.
+        """
+        tx.written = last
+        tx.act(action, subject, counts={"times": times}, is_refused=True)
+        return tx.written
 
     @acting
     def begin_local_session(self, tx: Tx, name: str, role: Role, address: str) -> str:
@@ -241,6 +339,49 @@ class AccessVerbs(Verbs):
     def end_session(self, tx: Tx, token: str) -> None:
         """End a session."""
         tx.connection.execute(delete(web_session).where(web_session.c.digest == digest_of(token)))
+
+
+def _counted(tx: Tx, name: str, address: str, browser: str) -> list[tuple[str, str, int]]:
+    """Return under which users and places an attempt is counted, and how many failures each has free.
+
+    That of the address is first: whoever tries many names leaves no row for those that are not looked at.
+    """
+    if browser:
+        since = tx.now - timedelta(seconds=BROWSER_KNOWN_S)
+        mine = (web_browser.c.digest == digest_of(browser), web_browser.c.used_at >= since, web_user.c.name == name)
+        found = select(web_browser.c.digest).select_from(web_browser.join(web_user)).where(*mine)
+        if tx.connection.execute(found).first() is not None:
+            return [(name, f"browser {digest_of(browser)}", GUESSES_FREE)]
+    return [(EVERYONE, address, GUESSES_OF_ADDRESS_FREE), (name, address, GUESSES_FREE)]
+
+
+def _forget_guesses(tx: Tx, name: str, address: str, browser: str) -> None:
+    """Forget the failures before a login, in the order in which attempts lock them, so that two do not deadlock."""
+    for user, place, _ in _counted(tx, name, address, browser):
+        tx.connection.execute(delete(web_guess).where(web_guess.c.user == user, web_guess.c.address == place))
+
+
+def _know_browser(tx: Tx, user_id: int, browser: str) -> str:
+    """Have a browser be one that this user has logged in with; return its token."""
+    if browser:
+        mine = (web_browser.c.digest == digest_of(browser), web_browser.c.user_id == user_id)
+        if tx.connection.execute(update(web_browser).where(*mine).values(used_at=tx.now)).rowcount:
+            return browser
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    of_user = web_browser.c.user_id == user_id
+    newest = select(web_browser.c.digest).where(of_user).order_by(web_browser.c.used_at.desc())
+    kept = tx.connection.execute(newest.limit(BROWSERS_PER_USER_MAX - 1)).scalars().all()
+    tx.connection.execute(delete(web_browser).where(of_user, web_browser.c.digest.not_in(kept)))
+    row = {"digest": digest_of(token), "user_id": user_id, "used_at": tx.now}
+    tx.connection.execute(insert(web_browser).values(row))
+    return token
+
+
+def _of_same_user(session: str) -> ColumnElement[bool]:
+    """Return the condition that a session has the same user as this one; all by links have the same."""
+    this = web_session.alias("this")
+    same = or_(this.c.user_id == web_session.c.user_id, and_(this.c.user_id.is_(None), web_session.c.user_id.is_(None)))
+    return select(ONE).select_from(this).where(this.c.digest == digest_of(session), same).exists()
 
 
 def _place_of(address: str) -> str:

@@ -188,7 +188,7 @@ class Tx:
             action, subject, before, whole, "refused" if is_refused else "done" if changed else "unchanged"
         )
         new = audit.write(self.connection, self.now, self.actor, about)
-        self.written = Written(new, action, shared, whole or {})
+        self.written = Written(new, action, shared, whole or {}, is_refused)
         return new
 
     def act_nothing(self) -> None:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
+from uuid import uuid4
 
 from starlette.responses import RedirectResponse
 
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
+from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
+from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, SignalSend
 from headgate.protocol.values import decode_value, encode_value
 from headgate.store.access.acts import Tried
 from headgate.store.access.audit import Action
 from headgate.store.errors import LetterResolved, StoreError
 from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
+from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 from headgate.store.tasks.user_actions import Cleared, Mark
 from headgate.web.acts import ACTS
@@ -37,6 +40,17 @@ def done(view: View, *parts: str | int, **query: str | int | None) -> Answer:
 
 
 # --- DAGs, runs and tasks ------------------------------------------------------------------------
+
+
+def _encoded(text: str, name: str, bytes_max: int, *, is_object: bool = False) -> bytes:
+    """Return a value that was written as JSON, as it is stored. Raises `BadRequest`."""
+    try:
+        value = decode_value(text.encode())
+        if is_object and not isinstance(value, dict):
+            raise ValueError("expected a JSON object")
+        return encode_value(value, where=name, bytes_max=bytes_max)
+    except (ValueError, ProtocolError) as error:
+        raise BadRequest(f"{name}: {error}") from None
 
 
 def pause_dag(view: View) -> Answer:
@@ -58,15 +72,7 @@ def _set_paused(view: View, *, is_paused: bool) -> Answer:
 def trigger_dag(view: View) -> Answer:
     """Start a run of a DAG, with what its form says as conf."""
     dag, conf, run_id = view.given("dag"), view.field("conf"), view.field("run_id")
-    encoded = None
-    if conf is not None:
-        try:
-            values = decode_value(conf.encode())
-            if not isinstance(values, dict):
-                raise ValueError("expected a JSON object")
-            encoded = encode_value(values, where="conf", bytes_max=KWARGS_BYTES_MAX)
-        except (ValueError, ProtocolError) as error:
-            raise BadRequest(f"conf: {error}") from None
+    encoded = None if conf is None else _encoded(conf, "conf", KWARGS_BYTES_MAX, is_object=True)
     name = run_id or f"manual__{view.store.inspect.now().isoformat()}"
     view.store.tasks.create_run(dag, name, conf=encoded)
     return done(view, "dags", dag, "runs", name)
@@ -136,6 +142,27 @@ def mark_success(view: View) -> Answer:
 def mark_failed(view: View) -> Answer:
     """End a task as failed."""
     return _mark(view, "failed")
+
+
+def start(view: View) -> Answer:
+    """Start a task, whatever its trigger rule says."""
+    return _ask(view, "START")
+
+
+def restart(view: View) -> Answer:
+    """Start a task; one that is under way is ended before."""
+    return _ask(view, "RESTART")
+
+
+def stop(view: View) -> Answer:
+    """End a task."""
+    return _ask(view, "STOP")
+
+
+def _ask(view: View, move: Literal["START", "RESTART", "STOP"]) -> Answer:
+    found = view.store.inspect.find_task(view.given("dag"), view.given("run"), view.given("task").removesuffix("[]"))
+    view.store.signals.ask(found.id, move)
+    return done(view, "dags", found.dag, "runs", found.run_id, "tasks", found.name.removesuffix("[]"))
 
 
 def _mark(view: View, mark: Mark) -> Answer:
@@ -208,12 +235,52 @@ def set_pool(view: View) -> Answer:
     return done(view, "pools")
 
 
+def delete_pool(view: View) -> Answer:
+    """Delete a pool, once that is confirmed."""
+    name = view.given("pool")
+    if not view.is_confirmed:
+        lines = ["No unfinished task may be in it."]
+        return view.confirm("pools delete", f"Delete the pool {name}?", lines, "Delete it")
+    view.store.tasks.delete_pool(name)
+    return done(view, "pools")
+
+
+# --- signals -------------------------------------------------------------------------------------
+
+
+def send_signal(view: View) -> Answer:
+    """Send a signal: it gets the next version of its key."""
+    key, namespace = view.given("key"), view.field("namespace") or DEFAULT_NAMESPACE
+    value = _encoded(view.field("value") or "null", "value", SIGNAL_BYTES_MAX)
+    said = SignalSend(key, value, f"{AUTOMATIC}{uuid4().hex}", namespace)
+    view.store.signals.send([NewSignal.of(said, f"page of {view.user.name}", None)])
+    return done(view, "signals", view.store.signals.key(key, namespace).id)
+
+
+def forget_signal(view: View) -> Answer:
+    """Delete a key with all its versions, once that is confirmed."""
+    key, namespace = view.given("key"), view.field("namespace") or DEFAULT_NAMESPACE
+    if not view.is_confirmed:
+        lines = ["All its versions are deleted.", "They begin with 1 if it is used again."]
+        return view.confirm("signals forget", f"Forget the key {key} of {namespace}?", lines, "Forget it")
+    view.store.signals.forget(key, namespace)
+    return done(view, "signals")
+
+
 # --- dead letters --------------------------------------------------------------------------------
 
 
 def redrive(view: View) -> Answer:
     """Redrive a dead letter, or all of a filter."""
     return _on_letters(view, "dlq redrive", "Redrive")
+
+
+def edit_letter(view: View) -> Answer:
+    """Change what a redrive of a dead letter stores."""
+    letter_id = view.given_number("letter")
+    payload = _encoded(view.given("payload"), "payload", EVENT_BYTES_MAX)
+    view.store.letters.edit(letter_id, payload, by=view.user.name, note=view.field("note") or "")
+    return done(view, "dead-letters", letter_id)
 
 
 def discard(view: View) -> Answer:
@@ -286,12 +353,19 @@ HANDLERS: Final[dict[Action, Handler]] = {
     "tasks clear": clear,
     "tasks mark-success": mark_success,
     "tasks mark-failed": mark_failed,
+    "tasks start": start,
+    "tasks restart": restart,
+    "tasks stop": stop,
+    "signals send": send_signal,
     "triggers release": release,
     "dlq redrive": redrive,
+    "dlq edit": edit_letter,
     "dlq discard": discard,
     "watchers pause": pause_watcher,
     "watchers resume": resume_watcher,
     "watchers restart": restart_watcher,
     "watchers remove": remove_watcher,
     "pools set": set_pool,
+    "pools delete": delete_pool,
+    "signals forget": forget_signal,
 }

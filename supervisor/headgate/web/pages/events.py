@@ -12,6 +12,7 @@ from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
 STATES: tuple[LetterState, ...] = get_args(LetterState)
+EDITED_BYTES_MAX = 64 * 1024  # of a payload in a form, in which each may take three; `headgate dlq edit` takes all
 CHOICES = tuple((one, one.replace("_", " ")) for one in ("unresolved", *STATES, "any"))
 
 
@@ -96,11 +97,11 @@ def letters(view: View) -> Answer:
 def letter(view: View) -> Answer:
     """Show a dead letter: its error, its payload, and what was done about it."""
     found = view.inspect.dead_letter(view.part_number("id"))
-    row = found.row
+    row, kept = found.row, found.payload if found.edited_payload is None else found.edited_payload
     values = {
         "letter": found,
         "shows_payload": view.may("operator"),
-        "acts": view.acts(*acts.of_letter(row.id, row.state)),
+        "acts": view.acts(*acts.of_letter(row.id, row.state, _editable(kept))),
         "facts": (
             ("state", State(row.state)),
             ("of", Link(path("triggers", row.trigger_id), row.watcher or f"trigger-{row.trigger_id}")),
@@ -117,6 +118,16 @@ def letter(view: View) -> Answer:
         "action_columns": ACTION_COLUMNS,
     }
     return Page("letter.html", f"Dead letter {row.id}", values, lives=False)
+
+
+def _editable(data: bytes | None) -> str | None:
+    """Return the text of a payload as it is edited: the JSON that is stored; None if it is too long for a form."""
+    if data is None:
+        return ""
+    try:
+        return data.decode() if len(data) <= EDITED_BYTES_MAX else None
+    except UnicodeDecodeError:
+        return None
 
 
 def _source(event: EventRow) -> Cell:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from headgate.presentation.values import payload
 from headgate.store.errors import NoSuchRow
-from headgate.store.inspect.browsing.assets import AssetLine
+from headgate.store.inspect.browsing.assets import EVENTS_LOOKED_MAX, AssetLine
 from headgate.store.signals.reading import Signal, WaitingTask
+from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Link, State, path
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
@@ -25,6 +26,7 @@ def signals(view: View) -> Answer:
         rows=rows,
         next_beyond=next_beyond,
         empty="No signal was sent yet. `headgate signals send KEY VALUE` sends one.",
+        values={"acts": view.acts(*acts.of_signals())},
         filters=(Filter("namespace", "Namespace", namespace or "", placeholder="exact name"),),
     )
 
@@ -37,6 +39,7 @@ def signal(view: View) -> Answer:
         raise NoSuchRow("key of signals", str(key_id))
     versions = view.signals.newest(key.key, key.namespace, limit=VERSIONS_SHOWN)[::-1]
     values = {
+        "acts": view.acts(*acts.of_signals(key.key, key.namespace, is_known=True)),
         "facts": (
             ("namespace", key.namespace),
             ("versions", key.last_version),
@@ -72,7 +75,7 @@ def asset(view: View) -> Answer:
     line, watchers, users = view.inspect.asset(view.part_number("id"))
     values = {
         "facts": (
-            ("newest event", line.stored_at),
+            ("newest event", _newest(line)),
             ("event", _event(line)),
             ("waiting", line.waiting or None),
         ),
@@ -82,6 +85,10 @@ def asset(view: View) -> Answer:
         "users": users,
     }
     return Page("asset.html", f"Asset {line.name}", values)
+
+
+def _newest(line: AssetLine) -> Cell:
+    return line.stored_at if line.is_looked_up else f"none of the newest {EVENTS_LOOKED_MAX:,}"
 
 
 def _event(line: AssetLine) -> Cell:
@@ -133,7 +140,7 @@ ASSET_COLUMNS = (
     Column("asset", lambda line: Link(path("assets", line.id), line.name)),
     Column("watchers", lambda line: line.watchers or None, is_number=True),
     Column("DAGs", lambda line: line.dags or None, is_number=True),
-    Column("newest event", lambda line: line.stored_at),
+    Column("newest event", _newest),
     Column("event", _event, is_minor=True),
     Column("waiting", lambda line: line.waiting or None, is_number=True),
 )

@@ -78,13 +78,15 @@ def task(view: View) -> Answer:
     detail = view.inspect.task(found)
     xcoms = detail.xcoms if view.may("operator") else {}
     has_ended = detail.line.state not in UNFINISHED
+    is_mapped = detail.line.is_map or found.map_index >= 0
+    own_acts = acts.of_task(found.dag, found.run_id, found.name, has_ended=has_ended, is_mapped=is_mapped)
     values = {
         "why": view.inspect.why_task(found, liveness=view.site.liveness),
         "facts": _facts(detail),
         "error": detail.line.last_error,
         "xcoms": list(xcoms.items())[:XCOMS_SHOWN],
         "xcoms_left": max(0, len(xcoms) - XCOMS_SHOWN),
-        "acts": view.acts(*acts.of_task(found.dag, found.run_id, found.name, has_ended=has_ended)),
+        "acts": view.acts(*own_acts),
         "log": _read_log(view, found, None)[0][-LOG_LINES_SHOWN:] if view.may("operator") else [],
         "log_command": f"headgate tasks logs {found.dag} {found.run_id} {found.name}",
         "log_json": path(*_place(found), "log.json"),

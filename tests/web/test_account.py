@@ -1,0 +1,131 @@
+"""One's own account: the password, the browsers that are logged in, and how fast somebody may guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import update
+from starlette.testclient import TestClient
+from tests.store.harness import Query
+from tests.web.conftest import OURS, token_of
+from tests.web.test_acting import log_in
+
+from headgate.store.access.users import BROWSERS_PER_USER_MAX, GUESSES_FREE, GUESSES_OF_ADDRESS_FREE, LoggedIn
+from headgate.store.store import Store
+from headgate.store.tables import web_guess
+
+Browser = Callable[[], TestClient]
+NEW = " a much better one "
+
+
+@pytest.fixture
+def password(store: Store) -> str:
+    """The password of ``ada``."""
+    return store.access.add_user("ada", "viewer")
+
+
+def post(client: TestClient, path: str, **form: str) -> str:
+    answer = client.post(path, headers=OURS, data={"token": token_of(client), **form})
+    return answer.headers["location"] if answer.status_code == 303 else f"{answer.status_code} {answer.text}"
+
+
+def test_users_change_their_own_password(browser: Browser, password: str, query: Query, store: Store) -> None:
+    client, other = log_in(browser(), "ada", password), log_in(browser(), "ada", password)
+
+    def change(old: str, new: str = NEW, again: str = NEW) -> str:
+        return post(client, "/account/password", password=old, new=new, again=again)
+
+    assert change("wrong") == "/account?said=wrong"
+    assert "was not written twice" in change(password, again=NEW.strip())
+    assert "a password has 12 to 1,000 characters" in change(password, "short", "short")
+    assert "a password has 12 to 1,000 characters" in change(password, "x" * 1001, "x" * 1001)
+    assert other.get("/account").status_code == 200
+    assert change(password) == "/account?said=changed"
+    assert "The password was changed" in client.get("/account?said=changed").text, "this browser stays logged in"
+    assert other.get("/account").status_code == 303
+    assert store.access.log_in("ada", password, "10.0.0.1") is None
+    assert isinstance(store.access.log_in("ada", NEW, "10.0.0.1"), LoggedIn)
+    told = query("SELECT * FROM audit WHERE action = 'users set' ORDER BY id")
+    assert [(row["actor"], row["role"], row["object"], row["outcome"]) for row in told] == [
+        ("ada", "viewer", "user ada", "refused"),
+        ("ada", "viewer", "user ada", "done"),
+    ]
+    assert NEW.strip() not in str(query("SELECT * FROM audit")) + str(query("SELECT * FROM web_user"))
+
+
+def test_guesses_of_an_open_session_are_slowed_too(browser: Browser, password: str) -> None:
+    client = log_in(browser(), "ada", password)
+    for _ in range(GUESSES_FREE):
+        assert post(client, "/account/password", password="wrong", new=NEW, again=NEW) == "/account?said=wrong"
+    assert post(client, "/account/password", password=password, new=NEW, again=NEW) == "/account?said=wrong"
+
+
+def test_who_came_by_a_link_has_no_password_to_change(client: TestClient) -> None:
+    assert "Change the password" not in client.get("/account").text
+    assert "has a password here" in post(client, "/account/password", password="x", new=NEW, again=NEW)
+
+
+def test_users_see_and_end_their_own_sessions(browser: Browser, password: str, store: Store, query: Query) -> None:
+    mine, first, second = (log_in(browser(), "ada", password) for _ in range(3))
+    stranger = log_in(browser(), "eve", store.access.add_user("eve", "admin"))
+    ids = [row["id"] for row in query("SELECT id FROM web_session ORDER BY id")]
+    shown = mine.get("/account").text
+    assert shown.count("Log out the one from testclient") == 2
+    assert shown.count("this browser") == 1
+    assert post(mine, "/account/sessions", session=str(ids[3])).startswith("/account?act="), "it is nobody's of these"
+    assert stranger.get("/runs").status_code == 200
+    post(mine, "/account/sessions", session=str(ids[1]))
+    assert [one.get("/runs").status_code for one in (mine, first, second)] == [200, 303, 200]
+    post(mine, "/account/sessions")
+    assert [one.get("/runs").status_code for one in (mine, second, stranger)] == [200, 303, 200]
+    told = query("SELECT * FROM audit WHERE action = 'users revoke' ORDER BY id")
+    assert [(row["object"], row["after"], row["outcome"]) for row in told] == [
+        ("user ada", '{"sessions": 0}', "unchanged"),
+        ("user ada", '{"sessions": 1}', "done"),
+        ("user ada", '{"sessions": 1}', "done"),
+    ]
+
+
+def test_guessing_from_the_same_address_locks_no_browser_out_that_is_known(
+    browser: Browser, password: str, store: Store
+) -> None:
+    known = log_in(browser(), "ada", password)
+    for number in range(GUESSES_OF_ADDRESS_FREE + GUESSES_FREE):  # any process of this machine, or any of its users
+        assert store.access.log_in("ada" if number % 2 else f"other{number}", "wrong", "testclient") is None
+    stranger = browser().post("/login", headers=OURS, data={"name": "ada", "password": password})
+    assert stranger.status_code == 403, "a browser that is not known has to wait"
+    log_in(known, "ada", password)
+    assert known.get("/runs").status_code == 200
+
+
+def test_a_known_browser_is_slowed_by_its_own_guesses_and_known_for_its_user_alone(
+    browser: Browser, password: str, store: Store, query: Query
+) -> None:
+    known, other = log_in(browser(), "ada", password), store.access.add_user("eve", "viewer")
+    token = known.cookies["headgate-8780-browser"]
+    assert token not in str(query("SELECT * FROM web_browser"))
+    for _ in range(GUESSES_FREE):
+        assert store.access.log_in("ada", "wrong", "10.0.0.9", token) is None
+    assert store.access.log_in("ada", password, "10.0.0.9", token) is None, "it is too early for this one"
+    assert store.access.log_in("ada", password, "10.0.0.9") is not None, "and not for others"
+    with store.database.writing() as tx:
+        tx.connection.execute(update(web_guess).values(failures=GUESSES_FREE + 9, last_at=tx.now))
+    for _ in range(GUESSES_FREE):
+        assert store.access.log_in("eve", "wrong", "10.0.0.8", token) is None
+    assert store.access.log_in("eve", other, "10.0.0.8", token) is None, "it is known for ada alone"
+    assert store.access.session(token) is None, "it is no session"
+
+
+def test_as_many_browsers_of_a_user_are_known_as_are_kept(password: str, store: Store, query: Query) -> None:
+    tokens = []
+    for _ in range(BROWSERS_PER_USER_MAX + 2):
+        found = store.access.log_in("ada", password, "10.0.0.9")
+        assert found is not None
+        tokens.append(found.browser)
+    assert len(query("SELECT * FROM web_browser")) == BROWSERS_PER_USER_MAX
+    again = store.access.log_in("ada", password, "10.0.0.9", tokens[-1])
+    assert again is not None
+    assert again.browser == tokens[-1]
+    store.access.remove_user("ada")
+    assert query("SELECT * FROM web_browser") == []
