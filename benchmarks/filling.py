@@ -1,6 +1,6 @@
 """A database with very many rows, within seconds: each table takes a few statements, which both databases know.
 
-One supervisor owns all triggers; of each thousand one fails and one is held, and half read shared streams. Two of five
+One supervisor owns all triggers, is full, and says how its streams are; of each thousand one fails and one is held, and half read shared streams. Two of five
 events are those of one trigger. Of the runs of `DAGS` DAGs one of `FAILED_EVERY` has failed, and the newest have not
 ended.
 """
@@ -18,12 +18,14 @@ from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.steps import StepDeferred
 from headgate.protocol.values import encode_value
 from headgate.store.db.secrets import Secrets
+from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import StepEnd
 
 QUEUES = ("default",)
 STREAM_TRIGGERS = 10
+STREAMS_SAID = 100  # of which the supervisor has figures
 DAGS = 200
 TASKS = 24  # of each run
 ACTIVE_RUNS = 100  # the newest
@@ -133,7 +135,7 @@ def fill(store: Store, sizes: Sizes) -> tuple[Epoch, int]:
     lease = {"hostname": "h", "pid": 1, "machine": "m", "process_started": 0.0, "queues": QUEUES}
     for _ in range(3):
         store.release_triggerer(store.register_triggerer(capacity=1, **lease))  # type: ignore[arg-type]
-    epoch = store.register_triggerer(capacity=2 * sizes.triggers, workers=4, **lease)  # type: ignore[arg-type]
+    epoch = store.register_triggerer(capacity=sizes.triggers + 1, workers=4, **lease)  # type: ignore[arg-type]
     _defer_a_task(store, epoch)
     engine = store.database.engine
     first = _fill_triggers(engine, epoch, sizes)
@@ -144,8 +146,16 @@ def fill(store: Store, sizes: Sizes) -> tuple[Epoch, int]:
             connection.execute(text(_COUNT + _SIGNAL_KEYS), {"rows": sizes.signal_keys})
             connection.execute(text(_COUNT + _SIGNALS), {"rows": VERSIONS, "payload": b"\x01"})
     analyse(engine)
-    store.heartbeat(epoch)
+    store.heartbeat(epoch, encode_status(_status(sizes, first)))
     return epoch, first + 1
+
+
+def _status(sizes: Sizes, first: int) -> SupervisorStatus:
+    """Return what the supervisor says: some of its streams are behind, and one is held up by a trigger."""
+    held = StreamStatus("d1", lag=120_000, in_flight=8, absent=1, held="absent subscriber", held_by=(first,))
+    behind = (StreamStatus(f"d{i}", lag=10 * i, in_flight=2, online=STREAM_TRIGGERS) for i in range(2, STREAMS_SAID))
+    owned, streams = sizes.triggers + 1, sizes.triggers // STREAM_TRIGGERS + 1
+    return SupervisorStatus("ready", 1, owned, owned, streams=(held, *behind), streams_in_all=streams)
 
 
 def analyse(engine: Engine) -> None:

@@ -49,6 +49,7 @@ PAGES = {
     "supervisors": "/supervisors",
     "search": "/search?q=r",
     "audit": "/audit",
+    "account": "/account",
     "help": "/help",
     "empty": "/runs?state=queued",
     "missing": "/dags/none",
