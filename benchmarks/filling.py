@@ -1,8 +1,8 @@
 """A database with very many rows, within seconds: each table takes a few statements, which both databases know.
 
-One supervisor owns all triggers, is full, and says how its streams are; of each thousand one fails and one is held, and half read shared streams. Two of five
-events are those of one trigger. Of the runs of `DAGS` DAGs one of `FAILED_EVERY` has failed, and the newest have not
-ended.
+One supervisor owns all triggers, is full, and says how its streams are. Of each thousand triggers one fails and one is
+held, and half read shared streams. Two of five events are those of one trigger. Of the runs of `DAGS` DAGs one of
+`FAILED_EVERY` has failed, and the newest have not ended.
 """
 
 from __future__ import annotations

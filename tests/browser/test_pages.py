@@ -137,8 +137,15 @@ def test_keys_and_the_page_that_lives(browser: Browser, cookies: Cookies, site: 
         (["#live .problems li:has-text('dead letters') >> text=Show", "[role=cell] a.code >> nth=-1"], "berlin:4711"),
         (["#live .problems li:has-text('runs failed') >> text=Show", "[role=cell] a.code >> nth=0"], "KeyError"),
         ([".side >> text=Supervisors"], "30 of 30, full"),
+        (["#live a.code:has-text('filelog')", "[role=cell] a:has-text('fraud')"], "ConnectionRefusedError"),
     ],
-    ids=["what holds a stream up", "a poison message", "a run that failed", "a supervisor that is full"],
+    ids=[
+        "what holds a stream up",
+        "a poison message",
+        "a run that failed",
+        "a supervisor that is full",
+        "a watcher that is behind",
+    ],
 )
 def test_what_is_wrong_is_within_three_clicks(
     browser: Browser, cookies: Cookies, site: Site, clicks: list[str], shown: str
@@ -149,4 +156,20 @@ def test_what_is_wrong_is_within_three_clicks(
     for click in clicks:
         page.click(click)
     assert shown in page.locator("main").inner_text()
+    context.close()
+
+
+def test_a_letter_is_edited_and_the_own_account_is_found_without_a_script(
+    browser: Browser, cookies: Cookies, site: Site
+) -> None:
+    context = sites.new_context(browser, cookies, java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{site.base}/dead-letters/1")
+    assert '"amount":1800' in page.input_value("textarea").replace(" ", "")
+    page.fill("textarea", '{"order": 4711, "amount": 1801}')
+    page.click("text=Edit what a redrive stores")
+    assert "1801" in page.locator("main").inner_text()
+    assert "dlq edit" in page.locator(".said >> nth=0").inner_text()
+    page.click(".foot a")
+    assert "this browser" in page.locator("main").inner_text()
     context.close()

@@ -16,7 +16,7 @@ import msgspec
 from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive, some, span
 
 FAILURES_BROKEN_MIN = 3  # of a subscriber: from then on a stream that waits for it stands still, and not only hesitates
-STREAMS_TOLD_MAX = 10  # each with a sentence of its own; the others are counted
+STREAMS_TOLD_MAX = 4  # each with a sentence of its own; the others are counted
 COUNTED_MAX = 1000  # rows of one kind are counted up to this
 
 Severity = Literal["broken", "attention", "notice"]
@@ -235,7 +235,7 @@ def _streams(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
     if more:
         text = f"{counted(more, 'other stream')} wait for subscribers that are absent"
         lines = tuple(problem.text for problem in more)
-        found[STREAMS_TOLD_MAX:] = [Problem(more[0].severity, "stream_waits", text, "headgate triggers list", lines)]
+        found[STREAMS_TOLD_MAX:] = [Problem(more[0].severity, "stream_waits", text, "headgate streams list", lines)]
     return found
 
 

@@ -167,7 +167,7 @@ def of_signals(key: str = "", namespace: str = DEFAULT_NAMESPACE, *, is_known: b
     value = Field("value", "Value, as JSON", placeholder="null")
     if not is_known:
         names = (Field("key", "Key"), Field("namespace", "Namespace", namespace))
-        return (Act("signals send", "Send", {}, (*names, value)),)
+        return (Act("signals send", "Send a signal", {}, (*names, value)),)
     about = {"key": key, "namespace": namespace}
     forget = Act("signals forget", "Forget it with all versions ...", about)
     return (Act("signals send", "Send the next version", about, (value,)), forget)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.scheduling.why import Supervisor
+from headgate.scheduling.why import OWNED_COUNTED_MAX, Supervisor
 from headgate.store.facts.supervisor_status import PublishedStatus
 from headgate.store.inspect.dags import PoolLine
 from headgate.web import acts
@@ -42,7 +42,8 @@ def manual(view: View) -> Answer:
 
 
 def _room(one: Supervisor) -> Cell:
-    text = f"{one.open_triggers:,} of {one.capacity:,}"
+    more = " or more" if one.open_triggers == OWNED_COUNTED_MAX < one.capacity else ""
+    text = f"{one.open_triggers:,}{more} of {one.capacity:,}"
     return State("full", f"{text}, full") if one.open_triggers >= one.capacity else text
 
 

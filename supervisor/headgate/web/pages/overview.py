@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headgate.presentation.streams import hold_text, lag_text
+from headgate.scheduling.why import OWNED_COUNTED_MAX
 from headgate.store.inspect.streams import StreamLine
 from headgate.web.cells import Cell, Column, Counts, Error, Link, State, Took, path
 from headgate.web.views import Answer, Page, View
@@ -22,6 +23,7 @@ def overview(view: View) -> Answer:
         "is_well": all(problem.severity == "notice" for problem in problems),
         "supervisors": supervisors[:SUPERVISORS_SHOWN],
         "streams": view.inspect.streams(limit=STREAMS_SHOWN, liveness=liveness),
+        "counted_max": OWNED_COUNTED_MAX,
         "stream_columns": STREAM_COLUMNS,
         "runs": view.inspect.runs(limit=RUNS_SHOWN),
         "run_columns": RUN_COLUMNS,
@@ -45,6 +47,7 @@ def place_of(command: str) -> str | None:
 
 _LISTS = {
     "triggerers list": path("supervisors"),
+    "streams list": path("streams", waits="yes"),
     "triggers list": path("triggers"),
     "tasks list --state scheduled": path("pools"),
     "dlq list": path("dead-letters"),
