@@ -186,7 +186,7 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
         if key in ("metrics_listen", "web_listen") and converted is not None:
             parse_address(converted)
         if key == "web_trusted_proxies":
-            for proxy in converted:
+            for proxy in converted or ():
                 parse_network(proxy)
         if key == "web_user_header" and converted is not None and not _HEADER.fullmatch(converted):
             raise ValueError(f"{converted!r} is no name of a header, for example X-Forwarded-User")
