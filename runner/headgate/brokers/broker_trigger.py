@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
@@ -18,9 +19,10 @@ NAME_CHARS_MAX: Final = 256  # of a stream, a queue, a group: with an id they fi
 class BrokerTrigger(BaseEventTrigger):
     """Fires an event for every message. A subclass of it has a constructor that names all arguments, by keyword too.
 
-    They are given on to ``producer``, and must be values with a stored form; no secret is among them, which is what
-    the stored connection ``connection`` is for. ``place`` are the arguments by which the broker remembers a place:
-    triggers that agree in them share a reader, and the further values given by the first apply to all of them.
+    It gives them to this one by `arguments_of`. They are those of ``producer`` as well, and values with a stored form;
+    no secret is among them, which is what the stored connection ``connection`` is for. ``place`` are the arguments by
+    which the broker remembers a place: triggers that agree in them share a reader, and the further values given by the
+    first apply to all of them.
     """
 
     producer: ClassVar[type[CheckedProducer]]
@@ -62,6 +64,11 @@ class BrokerTrigger(BaseEventTrigger):
         adapter = next(each for each in cls.__mro__ if "producer" in vars(each))
         names = vars(adapter)["__init__"].__annotations__.keys() - {"return"}
         return cls.producer(**{name: value for name, value in kwargs.items() if name in names})
+
+
+def arguments_of(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a constructor out of its ``locals()``, before it has set others, in their order."""
+    return {name: value for name, value in variables.items() if name not in ("self", "__class__")}
 
 
 def check_name(what: str, text: object, chars_max: int = NAME_CHARS_MAX) -> None:

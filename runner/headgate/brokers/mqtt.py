@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import structlog
 
-from headgate.brokers.broker_trigger import BrokerTrigger, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import BODIES, decoded_body, field_of, message_key
 from headgate.brokers.clients.mqtt_client import (
     TROUBLE,
@@ -360,20 +360,7 @@ class MqttTrigger(BrokerTrigger):
         in_flight_max: int = IN_FLIGHT_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        super().__init__(
-            connection=connection,
-            topic=topic,
-            client_id=client_id,
-            group=group,
-            key=key,
-            body=body,
-            lane=lane,
-            dead_letter=dead_letter,
-            session_expiry_s=session_expiry_s,
-            accept_drop=accept_drop,
-            in_flight_max=in_flight_max,
-            message_bytes_max=message_bytes_max,
-        )
+        super().__init__(**arguments_of(locals()))
 
 
 def _user_properties(message: MqttMessage) -> dict[str, str]:

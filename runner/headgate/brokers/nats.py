@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from headgate.brokers.broker_trigger import BrokerTrigger, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import BODIES, decoded_body
 from headgate.brokers.clients.nats_client import TROUBLE, ApiError, NatsClient, NatsLost
 from headgate.brokers.threaded import (
@@ -357,16 +357,4 @@ class JetStreamTrigger(BrokerTrigger):
         in_flight_max: int = IN_FLIGHT_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        super().__init__(
-            connection=connection,
-            stream=stream,
-            durable=durable,
-            create=create,
-            subject=subject,
-            body=body,
-            lane=lane,
-            dead_letter=dead_letter,
-            accept_drop=accept_drop,
-            in_flight_max=in_flight_max,
-            message_bytes_max=message_bytes_max,
-        )
+        super().__init__(**arguments_of(locals()))

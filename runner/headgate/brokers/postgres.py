@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from headgate.brokers.broker_trigger import BrokerTrigger, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import KEY_CHARS_MAX, decoded_body
 from headgate.brokers.clients.postgres_client import (
     TROUBLE,
@@ -389,18 +389,4 @@ class PostgresOutboxTrigger(BrokerTrigger):
         in_flight_max: int = IN_FLIGHT_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        super().__init__(
-            connection=connection,
-            table=table,
-            id=id,
-            body=body,
-            lane=lane,
-            then=then,
-            where=where,
-            notify=notify,
-            reader=reader,
-            dead_letter=dead_letter,
-            accept_drop=accept_drop,
-            in_flight_max=in_flight_max,
-            message_bytes_max=message_bytes_max,
-        )
+        super().__init__(**arguments_of(locals()))

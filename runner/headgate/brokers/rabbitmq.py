@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from headgate.brokers.broker_trigger import BrokerTrigger, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import BODIES, decoded_body, field_of, message_key
 from headgate.brokers.clients.rabbitmq_client import (
     TROUBLE,
@@ -350,18 +350,7 @@ class RabbitTrigger(BrokerTrigger):
         in_flight_max: int = IN_FLIGHT_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        super().__init__(
-            connection=connection,
-            queue=queue,
-            key=key,
-            body=body,
-            lane=lane,
-            dead_letter=dead_letter,
-            dead_letter_exchange=dead_letter_exchange,
-            accept_drop=accept_drop,
-            in_flight_max=in_flight_max,
-            message_bytes_max=message_bytes_max,
-        )
+        super().__init__(**arguments_of(locals()))
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
-from headgate.brokers.broker_trigger import BrokerTrigger, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.checked import CheckedProducer
 from headgate.brokers.clients.bodies import BODIES, decoded_body, field_of, message_key
 from headgate.brokers.clients.connecting import check_connection, tls_files
@@ -340,15 +340,4 @@ class WebhookTrigger(BrokerTrigger):
         in_flight_max: int = IN_FLIGHT_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        super().__init__(
-            connection=connection,
-            path=path,
-            verify=verify,
-            key=key,
-            body=body,
-            headers=headers,
-            tolerance_s=tolerance_s,
-            answer_within_s=answer_within_s,
-            in_flight_max=in_flight_max,
-            message_bytes_max=message_bytes_max,
-        )
+        super().__init__(**arguments_of(locals()))
