@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import structlog
 
-from headgate.brokers.broker_trigger import BrokerTrigger, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.redis_client import TROUBLE, RedisClient, ask, open_client, run, translated
 from headgate.brokers.threaded import (
     HEAD_BYTES_MAX,
@@ -259,10 +259,16 @@ class RedisStreamProducer(ThreadedProducer):
             run(self._redis, "XACK", self._stream, self._group, *(message.ref for message in messages))
 
     def reject(self, messages: Sequence[Received]) -> None:
-        """Copy entries to the stream of rejected ones and acknowledge them, each in one transaction of the server."""
+        """Copy entries to the stream of rejected ones and acknowledge them, each in one transaction of the server.
+
+        An entry that we do not have any more has been copied: the answer to that was lost with an earlier connection.
+        """
         assert self._dead_letter is not None
         with translated(self.name):
             for message in messages:
+                ref = message.ref
+                if not self._redis.xpending_range(self._stream, self._group, ref, ref, 1, self._consumer):
+                    continue
                 found = run(self._redis, "XRANGE", self._stream, message.ref, message.ref)
                 fields = [part for _, fields in found for field in fields.items() for part in field]
                 origin = ("headgate-stream", self._stream, "headgate-group", self._group, "headgate-id", message.ref)
@@ -345,19 +351,7 @@ class RedisStreamTrigger(BrokerTrigger):
         in_flight_max: int = IN_FLIGHT_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        super().__init__(
-            connection=connection,
-            stream=stream,
-            group=group,
-            consumer=consumer,
-            create=create,
-            body=body,
-            lane=lane,
-            dead_letter=dead_letter,
-            claim_idle_s=claim_idle_s,
-            in_flight_max=in_flight_max,
-            message_bytes_max=message_bytes_max,
-        )
+        super().__init__(**arguments_of(locals()))
 
 
 def _numbers(entry_id: bytes) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from headgate.brokers.broker_trigger import BrokerTrigger, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import decoded_body
 from headgate.brokers.clients.sqs_client import BATCH_MAX, RECEIVE_S_MAX, TROUBLE, SqsClient, SqsPasses, Workers
 from headgate.brokers.threaded import (
@@ -68,7 +68,7 @@ class _Loan(NamedTuple):
 
     receipt: str
     until: float
-    message: Mapping[str, Any] | None  # if it may go to the place of rejected ones
+    message: Mapping[str, Any] | None  # if it may go to the place of rejected ones, and is not there yet
 
 
 class SqsProducer(ThreadedProducer):
@@ -244,7 +244,9 @@ class SqsProducer(ThreadedProducer):
         message_id, text = str(message["MessageId"]), str(message["Body"])
         own = message.get("Attributes", {})
         given = {name: _value(each) for name, each in message.get("MessageAttributes", {}).items()}
-        kept = message if self._dead_letter is not None else None
+        known = self._loans.get(message_id)
+        is_in_place = known is not None and known.message is None
+        kept = message if self._dead_letter is not None and not is_in_place else None
         self._loans[message_id] = _Loan(message["ReceiptHandle"], begun + HELD_S_MAX, kept)
         if self._receipts_max is not None and int(own["ApproximateReceiveCount"]) >= self._receipts_max:
             _log.warning("a message is received for the last time", stream=self.name, message=message_id)
@@ -284,11 +286,13 @@ class SqsProducer(ThreadedProducer):
             del self._loans[ref]
 
     def reject(self, messages: Sequence[Received]) -> None:
-        """Send messages to the queue of rejected ones, each with its attributes, and then delete them."""
+        """Send messages to the queue of rejected ones, each with its attributes, and then delete them.
+
+        If it fails in between it is called again, and what was sent is not sent again.
+        """
         for message in messages:
-            if (loan := self._loans.get(message.ref)) is None:
+            if (loan := self._loans.get(message.ref)) is None or loan.message is None:
                 continue
-            assert loan.message is not None
             attributes = dict(loan.message.get("MessageAttributes", {}))
             for name, text in (("headgate-queue", self._queue), ("headgate-message-id", message.ref)):
                 if len(attributes) < ATTRIBUTES_MAX:
@@ -301,6 +305,7 @@ class SqsProducer(ThreadedProducer):
                 MessageAttributes=attributes,
                 **of_fifo,
             )
+            self._loans[message.ref] = loan._replace(message=None)
         self.acknowledge(messages)
 
     def leave(self, messages: Sequence[Received]) -> None:
@@ -421,14 +426,4 @@ class SqsTrigger(BrokerTrigger):
         in_flight_max: int = IN_FLIGHT_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
-        super().__init__(
-            connection=connection,
-            queue=queue,
-            account=account,
-            body=body,
-            visibility_s=visibility_s,
-            dead_letter=dead_letter,
-            accept_drop=accept_drop,
-            in_flight_max=in_flight_max,
-            message_bytes_max=message_bytes_max,
-        )
+        super().__init__(**arguments_of(locals()))

@@ -13,6 +13,7 @@ from tests.brokers.servers.certificates import Certify
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients.nats_client import TROUBLE, NatsClient
 from headgate.brokers.nats import JetStreamProducer, JetStreamTrigger
+from headgate.brokers.threaded import Received
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.nats_station import NatsAckParser, NatsStation, find_server
 from headgate.testing.brokers.reading import Reading, names
@@ -157,3 +158,28 @@ def test_certificates_of_both_sides_are_checked(tmp_path: Path, certify: Certify
             opened(server, other)
     finally:
         process.close()
+
+
+def test_a_message_that_was_put_aside_and_not_acknowledged_is_put_aside_once(
+    station: NatsStation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    station.publish(names(2))
+    producer = JetStreamProducer(CONNECTION, station.stream, station.durable, **station.with_place())
+    producer.connection = Connection.from_uri(CONNECTION, station.uri)
+    try:
+        producer.connect()
+        messages: list[Received] = []
+
+        def are_received() -> bool:
+            messages.extend(producer.receive(2, 0.1))
+            return len(messages) == 2
+
+        wait_until(are_received, "both are received")
+        with monkeypatch.context() as dies:
+            dies.setattr(producer, "acknowledge", lambda _: None)  # as a runner that dies before it
+            producer.reject(messages)
+        producer.reject(messages)
+    finally:
+        producer.disconnect()
+    assert len(station.in_place()) == 2
+    assert not station.pending()

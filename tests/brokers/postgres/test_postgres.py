@@ -203,6 +203,16 @@ def test_a_table_that_keeps_its_rows_ends_the_stream(station: PostgresStation, s
     assert problem in str(failure)
 
 
+def test_a_row_whose_rejection_had_no_answer_is_put_aside_once(station: PostgresStation) -> None:
+    station.publish(names(3))
+    with connected(station, **station.with_place()) as producer:
+        messages = list(producer.receive(3, 0))
+        producer.reject(messages[:2])
+        producer.reject(messages)  # as after a connection that was lost before the answer to the first two
+    assert sorted(names(3)) == sorted(name for row in station.in_place() for name in names(3) if name in row)
+    assert not station.pending()
+
+
 # --- who reads ----------------------------------------------------------------------------------------
 
 

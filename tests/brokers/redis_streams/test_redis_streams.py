@@ -225,6 +225,23 @@ def test_the_lag_is_what_is_not_acknowledged(client: redis.Redis, stream: str) -
         producer.disconnect()
 
 
+def test_an_entry_whose_rejection_had_no_answer_is_put_aside_once(client: redis.Redis, stream: str) -> None:
+    RedisStream(client, stream, GROUP).publish(names(3))
+    rejected = f"{stream}-rejected"
+    producer = RedisStreamProducer(CONNECTION, stream, GROUP, dead_letter=rejected)
+    producer.connection = Connection.from_uri(CONNECTION, REDIS_URL)
+    producer.connect()
+    try:
+        messages = producer.receive(3, 0.0)
+        producer.reject(messages[:2])
+        producer.reject(messages)  # as after a connection that was lost before the answers to the first two
+    finally:
+        producer.disconnect()
+    copies = [fields[b"headgate-id"] for _, fields in run(client, "XRANGE", rejected, "-", "+")]
+    assert copies == [message.ref for message in messages]
+    assert client.xpending(stream, GROUP)["pending"] == 0
+
+
 # --- the trigger --------------------------------------------------------------------------------------
 
 

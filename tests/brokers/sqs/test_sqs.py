@@ -202,6 +202,41 @@ def producer_of(sqs: FailingSqs, count: int, *, begun: float | None = None) -> t
     return producer, [Received(ref, {}, ref) for ref in producer._loans]
 
 
+def test_what_was_put_aside_before_a_failure_is_not_put_aside_again(
+    station: SqsStation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    station.publish(names(3))
+    producer = SqsProducer(CONNECTION, station.queue, **station.with_place())
+    producer.connection = Connection.from_uri(CONNECTION, station.uri)
+    try:
+        producer.connect()
+        messages: list[Received] = []
+
+        def are_received() -> bool:
+            messages.extend(producer.receive(3, 0.1))
+            return len(messages) == 3
+
+        wait_until(are_received, "all are received")
+        call, calls = producer._client.call, []
+
+        def throttled(operation: str, **arguments: Any) -> Any:
+            calls.append(operation)
+            if calls.count("send_message") == 3:
+                raise SqsPasses("Throttling")
+            return call(operation, **arguments)
+
+        with monkeypatch.context() as failing:
+            failing.setattr(producer._client, "call", throttled)
+            with pytest.raises(SqsPasses):
+                producer.reject(messages)
+        assert "delete_message_batch" not in calls
+        producer.reject(messages)
+    finally:
+        producer.disconnect()
+    assert sorted(name for body in station.in_place() for name in names(3) if name in body) == names(3)
+    assert not station.pending()
+
+
 def test_what_a_batch_has_failed_on_is_repeated_and_nothing_else() -> None:
     sqs = FailingSqs({"receipt-3": 2, "receipt-11": 1}, refuses=["receipt-5"])
     producer, messages = producer_of(sqs, 12)
