@@ -2,82 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import ssl
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.brokers.servers.absent import skip_or_fail
 from tests.brokers.servers.certificates import Certify
+from tests.brokers.servers.kafka_proxy import KafkaProxy
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients.kafka_client import KafkaAdmin
 from headgate.brokers.kafka import KafkaProducer, KafkaTrigger
-from headgate.testing.brokers.kafka_station import KafkaAckParser, KafkaStation
+from headgate.testing.brokers.kafka_station import KafkaStation
 from headgate.testing.brokers.reading import Reading, names
-from headgate.testing.brokers.station import CONNECTION, WITHIN_S, ServerProcess, free_port, wait_until
+from headgate.testing.brokers.station import CONNECTION, ServerProcess, free_port, wait_until
 from headgate.triggers.named_values import Connection
-
-READ_BYTES_MAX = 65_536
-
-
-class TlsProxy:
-    """Ends TLS before a station's server, and has clients stay with it; `close` it."""
-
-    def __init__(self, station: KafkaStation, context: ssl.SSLContext) -> None:
-        self._server = int(station.address.rpartition(":")[2])
-        self._context = context
-        self.port = free_port()
-        self._loop = asyncio.new_event_loop()
-        self._is_ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        assert self._is_ready.wait(WITHIN_S)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(WITHIN_S)
-
-    def _run(self) -> None:
-        self._loop.set_exception_handler(lambda *_: None)  # of clients that refuse our certificate
-        listening = asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
-        server = self._loop.run_until_complete(listening)
-        self._is_ready.set()
-        self._loop.run_forever()
-        server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
-        self._loop.run_until_complete(asyncio.sleep(0))  # what is closed is told so in the next round
-        self._loop.close()
-
-    async def _serve(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
-        server, requests = await asyncio.open_connection("127.0.0.1", self._server)
-        parser = KafkaAckParser({}, self._server, self.port)
-
-        async def forward() -> None:
-            while data := await client.read(READ_BYTES_MAX):
-                requests.write(data)
-                await requests.drain()
-            requests.close()
-
-        async def back() -> None:
-            while data := await server.read(READ_BYTES_MAX):
-                answers.write(parser.pass_answer(data))
-                await answers.drain()
-            answers.close()
-
-        try:
-            with contextlib.suppress(OSError):
-                await asyncio.gather(forward(), back())
-        finally:
-            for each in (requests, answers):
-                each.transport.abort()
 
 
 def test_certificates_of_both_sides_are_checked_and_a_login_is_given(station: KafkaStation, certify: Certify) -> None:
@@ -92,10 +34,10 @@ def test_certificates_of_both_sides_are_checked_and_a_login_is_given(station: Ka
     context.verify_mode = ssl.CERT_REQUIRED
     away = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     away.load_cert_chain(*foreign)
-    proxies = [TlsProxy(station, context), TlsProxy(station, away)]
+    proxies = [KafkaProxy(station, context), KafkaProxy(station, away)]
     identity = f"ssl_certfile={client[0]}&ssl_keyfile={client[1]}"
 
-    def uri(proxy: TlsProxy, ca: Path, query: str = identity) -> str:
+    def uri(proxy: KafkaProxy, ca: Path, query: str = identity) -> str:
         return f"kafkas://me:hunter22@127.0.0.1:{proxy.port}/?ssl_ca_certs={ca}&{query}"
 
     try:

@@ -1,8 +1,9 @@
 """Clients for Kafka from stored connections, what their errors mean to a producer, and a look at a topic.
 
-``kafka://login:password@h1:9092,h2:9092``, and ``kafkas://`` for TLS. In the query: ``sasl_mechanism`` (``PLAIN``,
-``SCRAM-SHA-256`` or ``SCRAM-SHA-512``), properties of librdkafka by their own names (`PROPERTIES`), and the options of
-`headgate.brokers.clients.connecting`. A login alone means SASL with ``PLAIN``.
+``kafka://login:password@h1:9092,h2:9092``, and ``kafkas://`` for TLS. In the query: ``sasl_mechanism`` (`MECHANISMS`),
+properties of librdkafka by their own names (`PROPERTIES`), and the options of `headgate.brokers.clients.connecting`. A
+login alone means SASL with ``PLAIN``. With ``OAUTHBEARER`` login and password are the id and the secret of a client of
+OpenID Connect, for which librdkafka gets tokens by itself (`OIDC`).
 
 librdkafka connects again by itself, and tells of trouble by callbacks that run while the client is polled.
 """
@@ -58,7 +59,10 @@ __all__ = [
 
 SCHEMES: Final = {"kafka": False, "kafkas": True}
 PORT: Final = 9092
-MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+BEARER: Final = "OAUTHBEARER"
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", BEARER)
+TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
+OIDC: Final = (TOKEN_URL, "sasl.oauthbearer.scope", "sasl.oauthbearer.extensions", "https.ca.location")
 PROPERTIES: Final = (
     "broker.address.family",
     "client.id",
@@ -185,7 +189,7 @@ def client_config(connection: Connection) -> dict[str, Any]:
                 f"{where} has the option {option!r}, which headgate sets by itself: it commits an offset when "
                 f"everything before it is stored, and not otherwise"
             )
-    check_connection(connection, SCHEMES, ("sasl_mechanism", *PROPERTIES))
+    check_connection(connection, SCHEMES, ("sasl_mechanism", *OIDC, *PROPERTIES))
     is_tls = SCHEMES[connection.scheme]
     hosts = connection.hosts or (("localhost", None),)
     config: dict[str, Any] = {
@@ -200,16 +204,38 @@ def client_config(connection: Connection) -> dict[str, Any]:
         names["ssl_keyfile"] = "ssl.key.location"
         config |= {names[option]: path for option, path in tls_files(connection).items()}
         config["ssl.endpoint.identification.algorithm"] = "https" if checks_host(connection) else "none"
+    config |= _login_config(connection)
+    config["security.protocol"] = ("sasl_" if connection.login else "") + ("ssl" if is_tls else "plaintext")
+    return config
+
+
+def _login_config(connection: Connection) -> dict[str, Any]:
+    where = f"the connection {connection.name!r}"
     mechanism = connection.extra.get("sasl_mechanism", "PLAIN")
     if mechanism not in MECHANISMS:
         raise BrokerMisconfigured(f"{where}: sasl_mechanism must be {', '.join(MECHANISMS)}, not {mechanism!r}")
-    if connection.login:
-        config |= {"sasl.mechanism": mechanism, "sasl.username": connection.login}
-        config["sasl.password"] = connection.password
-    elif "sasl_mechanism" in connection.extra:
+    if not connection.login and "sasl_mechanism" in connection.extra:
         raise BrokerMisconfigured(f"{where} has a sasl_mechanism, and no login")
-    config["security.protocol"] = ("sasl_" if connection.login else "") + ("ssl" if is_tls else "plaintext")
-    return config
+    tokens: dict[str, Any] = {name: connection.extra[name] for name in OIDC if name in connection.extra}
+    if mechanism != BEARER:
+        if tokens:
+            raise BrokerMisconfigured(f"{where} has the option {next(iter(tokens))!r} of sasl_mechanism={BEARER}")
+        if not connection.login:
+            return {}
+        return {
+            "sasl.mechanism": mechanism,
+            "sasl.username": connection.login,
+            "sasl.password": connection.password,
+        }
+    if not tokens.get(TOKEN_URL, "").startswith(("https://", "http://")):
+        raise BrokerMisconfigured(f"{where}: sasl_mechanism={BEARER} needs the address that gives tokens, {TOKEN_URL}")
+    return {
+        "sasl.mechanism": mechanism,
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": connection.login,
+        "sasl.oauthbearer.client.secret": connection.password,
+        **tokens,
+    }
 
 
 def _address(host: str, port: int) -> str:

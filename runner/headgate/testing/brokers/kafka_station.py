@@ -63,7 +63,7 @@ class KafkaAckParser(AckParser):
 
     def feed(self, data: bytes) -> list[str]:
         """Return the messages that are acknowledged by the requests which are complete with these bytes."""
-        frames, self._asked = _frames(self._asked + data)
+        frames, self._asked = whole_frames(self._asked + data)
         found: list[str] = []
         for frame in frames:
             key, version = struct.unpack_from(">hh", frame, 4)
@@ -75,11 +75,11 @@ class KafkaAckParser(AckParser):
 
     def pass_answer(self, data: bytes) -> bytes:
         """Put the tap in the place of the broker, in answers that are complete."""
-        frames, self._answered = _frames(self._answered + data)
+        frames, self._answered = whole_frames(self._answered + data)
         return b"".join(frames).replace(self._own, self._shown)
 
 
-def _frames(data: bytes) -> tuple[list[bytes], bytes]:
+def whole_frames(data: bytes) -> tuple[list[bytes], bytes]:
     """Return the whole frames with their lengths, and the rest."""
     frames, at = [], 0
     while len(data) >= at + 4:
