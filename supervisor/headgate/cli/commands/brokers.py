@@ -57,7 +57,7 @@ def check(
         result = {"name": checked.name, "problem": checked.problem, "warnings": checked.warnings, "lag": checked.lag}
         print_record(result, as_json=True)
     elif not checked.problem:
-        waiting = "" if checked.lag is None else f"; it has {checked.lag:,} messages"
+        waiting = "" if checked.lag is None else f"; it has {checked.lag:,} message{'' if checked.lag == 1 else 's'}"
         print(f"{checked.name}: it can be read{waiting}")
         for warning in checked.warnings:
             print(f"warning: {warning}")
