@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -18,7 +19,7 @@ from tests.web.conftest import OURS, token_of
 from tests.web.test_guard import path_of
 
 from headgate.protocol.values import encode_value
-from headgate.store.access.audit import Action, Role
+from headgate.store.access.audit import Action, Actor, Role
 from headgate.store.access.users import (
     EVERYONE,
     GUESS_WAIT_S_MAX,
@@ -29,6 +30,7 @@ from headgate.store.access.users import (
     wait_s,
 )
 from headgate.store.errors import ValueRefused
+from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 from headgate.store.tables import web_guess, web_session
 from headgate.web.acts import ACTS, RANKS, act_path, may
@@ -231,3 +233,63 @@ def test_sessions_by_links_can_be_ended_and_need_nothing_that_writes(
         store.access.add_user(LOCAL_NAME, "viewer")
     assert store.access.revoke_sessions(LOCAL_NAME) == 1
     assert client.get("/runs").status_code == 303
+
+
+Row = dict[str, Any]
+
+
+def test_a_page_and_its_command_leave_the_same_row(users: dict[str, TestClient], etl: Tasks, query: Query) -> None:
+    client, store = users["admin"], etl.store
+    trigger_id = store.add_watcher("w", "a.B", {})
+    store.claim_triggers(etl.epoch, limit=1, queues=("default",))
+    letter = refuse(etl, trigger_id, 1)[0]
+    as_command = Actor("ada", "admin", "cli")
+    by_command = Store(store.database.engine, secrets=store.database.secrets, actor=as_command)
+    task, named = {"dag": "etl", "run": "r1", "task": "b"}, store.inspect.find_task("etl", "r1", "b").id
+
+    def newest() -> Row:
+        kept = ("action", "object", "before", "after", "outcome")
+        row = query("SELECT * FROM audit ORDER BY id DESC LIMIT 1")[0]
+        return {name: row[name] for name in kept}
+
+    def send(number: int) -> Any:
+        return by_command.signals.send([NewSignal("k", b"1", f"d{number}", "ada")])
+
+    def same(action: Action, verb: Callable[[], object], **form: str) -> None:
+        answer = act(client, action, **form)
+        assert answer.status_code == 303, answer.text
+        by_page = newest()
+        assert by_page["action"] == action
+        verb()
+        assert newest() == by_page
+
+    with by_command:
+        same("tasks start", lambda: by_command.signals.ask(named, "START"), **task)
+        same("tasks restart", lambda: by_command.signals.ask(named, "RESTART"), **task)
+        same("tasks stop", lambda: by_command.signals.ask(named, "STOP"), **task)
+        payload = '{"price": 2}'
+        edit = partial(by_command.letters.edit, letter, payload.encode(), by="ada")
+        same("dlq edit", edit, letter=str(letter), payload=payload)
+        assert '"price": 2' in client.get(f"/dead-letters/{letter}").text.replace("&#34;", '"')
+        assert act(client, "dlq edit", letter=str(letter), payload="{").status_code == 400
+        assert act(client, "signals send", key="k", value="1").status_code == 303
+        by_page = newest()
+        send(1)
+        assert (newest()["action"], newest()["object"]) == (by_page["action"], by_page["object"])
+        assert act(client, "signals send", key="k", value="nan").status_code == 400
+        asked = act(client, "signals forget", key="k")
+        assert (asked.status_code, "Forget the key k of default?" in asked.text) == (200, True)
+        assert act(client, "signals forget", key="k", confirmed="1").status_code == 303
+        assert client.get("/signals.json").json()["rows"] == []
+        by_page = newest()
+        send(2)
+        by_command.signals.forget("k")
+        assert (newest()["action"], newest()["object"]) == (by_page["action"], by_page["object"])
+        by_command.tasks.set_pool("wide", 4)
+        asked = act(client, "pools delete", pool="wide")
+        assert (asked.status_code, "Delete the pool wide?" in asked.text) == (200, True)
+        assert act(client, "pools delete", pool="wide", confirmed="1").status_code == 303
+        by_page = newest()
+        by_command.tasks.set_pool("wide", 4)
+        by_command.tasks.delete_pool("wide")
+        assert newest() == by_page
