@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headgate.supervisor.config import Settings
     from headgate.supervisor.metrics.address import Address
     from headgate.web.senders import Front
+    from headgate.web.stores import Stores
 
 END_S_MAX = 5.0  # requests may end within 3 s
 
@@ -43,6 +44,11 @@ def _front(settings: Settings, address: Address) -> Front:
         needs_tls=not (address.is_loopback or settings.web_plain_http),
         has_links=address.is_loopback,
     )
+
+
+def _has_users(stores: Stores) -> bool:
+    with stores.one() as store:
+        return store.access.has_users()
 
 
 def web(
@@ -87,10 +93,6 @@ def web(
             "--read-only has no users, so it serves this machine alone: give 127.0.0.1:PORT", exit_code=2
         )
 
-    def has_users(stores: Stores) -> bool:
-        with stores.one() as store:
-            return store.access.has_users()
-
     def tell(url: str) -> None:
         print(f"log in here, once, within a minute: {url}", flush=True)
 
@@ -99,7 +101,7 @@ def web(
         stores = Stores(settings.database_url)
         opened.callback(stores.close)
         try:
-            server.check_address(address, front, is_plain=settings.web_plain_http, has_users=lambda: has_users(stores))
+            server.check_address(address, front, is_plain=settings.web_plain_http, has_users=lambda: _has_users(stores))
             listener = opened.enter_context(server.listen(address))
         except server.ServerRefused as refused:
             raise CommandError(str(refused), exit_code=2) from refused
