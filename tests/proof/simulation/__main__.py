@@ -4,7 +4,8 @@
 a digest of the history instead. ``--mutant NAME`` breaks the pair first (see `tests.proof.simulation.mutants`).
 ``--tasks`` means the seeds of `tests.proof.simulation.tasks` in place of those of the pair, and ``--groups`` and
 ``--signals`` those of the packages of these names there.
-``--proof`` looks for every mutant as well, and adds what was counted to ``docs/proof.md``.
+``--proof`` looks for every mutant as well, and adds what was counted to ``docs/proof.md``; with ``--seeds 0`` it says
+there anew after how many seeds each mutant is found, where `make proof` looks first.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def _prove(name: FamilyName, seeds: range, jobs: int, path: Path) -> int:
     judging.prepare_process()
     found = {bug: find(mutant, name) for bug, mutant in MUTANTS[name].items()}
     commit, tally = proof.commit(), Tally(seeds, name)
+    counts.write(None, found, path, counts.SECTIONS[name])
     for judged in tally.judge(jobs):
         if judged % WRITTEN_EVERY == 0 or judged == len(seeds):
             last = seeds.start + judged - 1

@@ -23,6 +23,7 @@ from tests.proof.simulation.tasks.signals.rules.mutants import MUTANTS as RULE_M
 from tests.proof.simulation.tasks.signals.runs.mutants import MUTANTS as RUN_MUTANTS
 
 _ROW = re.compile(r"\| ([\d,]+) to ([\d,]+) \| ([\d,]+) \| (\d+) \| ([^|]+) \| `([^`]+)` \|")
+_FOUND = re.compile(r"^\| ([\w-]+) \| [^|]+ \| ([\d,]+) seeds? \| [\d,]+ seeds \|$", re.MULTILINE)
 
 OF_PAIR = """\
 Both halves in one process: the real stream manager, host, session, intake and store, with clock, link, processes and
@@ -136,6 +137,11 @@ def runs_in(text: str) -> Runs:
     return Runs(_rows(counted), _rows(failed_before))
 
 
+def found_after(text: str) -> dict[str, int]:
+    """Return, of each mutant that random seeds have found, after how many, as a section tells."""
+    return {name: _number(seeds) for name, seeds in _FOUND.findall(text)}
+
+
 def _rows(text: str) -> list[Run]:
     return [
         Run(_number(first), _number(last), _number(failed), int(per_s), ended, commit)
@@ -186,7 +192,9 @@ def _mutant_row(name: str, mutant: Mutant, hit: tuple[int, str] | None) -> str:
     return f"| {name} | {mutant.promise} | {after} | {limit} |"
 
 
-def write(run: Run, found: Mapping[str, tuple[int, str] | None], path: Path, of: Section = SECTIONS["pair"]) -> None:
-    """Add a run to its section of the document, with what is known of the mutants now."""
+def write(
+    run: Run | None, found: Mapping[str, tuple[int, str] | None], path: Path, of: Section = SECTIONS["pair"]
+) -> None:
+    """Add a run, if there was one, to its section of the document, with what is known of the mutants now."""
     runs = runs_in(proof.section_of(path, of.name))
-    proof.write(of.name, section(runs.with_run(run), found, of), path)
+    proof.write(of.name, section(runs if run is None else runs.with_run(run), found, of), path)

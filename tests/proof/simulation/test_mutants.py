@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
+from tests.proof import document
 from tests.proof.simulation.families import FamilyName
 from tests.proof.simulation.mutants import find
-from tests.proof.simulation.proof import SECTIONS
+from tests.proof.simulation.proof import SECTIONS, found_after
 
 pytestmark = pytest.mark.campaign
 
 MUTANTS_MIN: dict[FamilyName, int] = {"pair": 15, "tasks": 20, "groups": 8, "signals": 72}
 ALL = [(name, mutant) for name, section in SECTIONS.items() for mutant in section.mutants]
+
+
+@cache
+def found_before(name: FamilyName) -> dict[str, int]:
+    """Return the number of seeds that each mutant took when docs/proof.md was written."""
+    return found_after(document.section_of(document.PATH, SECTIONS[name].name))
 
 
 @pytest.mark.parametrize("name", MUTANTS_MIN)
@@ -21,7 +30,17 @@ def test_there_are_enough_mutants(name: FamilyName) -> None:
 @pytest.mark.parametrize(("name", "mutant"), ALL)
 def test_a_mutant_does_not_survive(name: FamilyName, mutant: str) -> None:
     bug = SECTIONS[name].mutants[mutant]
-    assert find(bug, name) is not None, f"no finding says that this is broken: {bug.promise}"
+    found = find(bug, name, found_after=found_before(name).get(mutant))
+    assert found is not None, f"no finding says that this is broken: {bug.promise}"
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 4), (1, 4), (51, 4)])
+def test_a_mutant_that_its_last_seed_no_longer_finds_is_looked_for_from_the_first(before: int, after: int) -> None:
+    bug = SECTIONS["pair"].mutants["dedup-dropped"]
+    assert bug.seeds < 51
+    found = find(bug, found_after=before)
+    assert found is not None
+    assert found[0] == after
 
 
 @pytest.mark.parametrize(("name", "mutant"), ALL)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.proof import document as proof
 from tests.proof.simulation.mutants import MUTANTS
-from tests.proof.simulation.proof import FAILED_BEFORE, Run, Runs, runs_in, write
+from tests.proof.simulation.proof import FAILED_BEFORE, Run, Runs, found_after, runs_in, write
 
 FOUND: dict[str, tuple[int, str] | None] = dict.fromkeys(MUTANTS, (3, "lost"))
 
@@ -57,6 +57,15 @@ def test_a_failure_that_does_not_happen_again_on_the_same_commit_still_stands() 
     assert Runs([failed], []).with_run(passed) == Runs([passed], [failed])
 
 
+def test_how_many_seeds_a_mutant_took_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "proof.md"
+    of_seeds = [name for name, mutant in MUTANTS.items() if not mutant.directed]
+    first, second, third = of_seeds[:3]
+    write(run_of(0, 9), FOUND | {first: (1, "lost"), second: (1234, "lost"), third: None}, path)
+    read = found_after(proof.section_of(path, "simulation"))
+    assert read == {first: 1, second: 1234} | dict.fromkeys(of_seeds[3:], 3)
+
+
 def test_a_mutant_that_survives_is_named(tmp_path: Path) -> None:
     path = tmp_path / "proof.md"
     name = next(iter(MUTANTS))
@@ -66,3 +75,13 @@ def test_a_mutant_that_survives_is_named(tmp_path: Path) -> None:
     of_tasks = {"task crash", "stream crash", "map crash", "signal crash"}
     real = {"crash", "harm crash", "program crash", "brokers", "signals over gRPC", "consumers"} | of_tasks
     assert proof.SECTIONS.keys() == real | simulated
+
+
+def test_mutants_are_looked_for_anew_without_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "proof.md"
+    name = next(name for name, mutant in MUTANTS.items() if not mutant.directed)
+    write(run_of(0, 9), FOUND, path)
+    write(None, FOUND | {name: (8, "lost")}, path)
+    text = proof.section_of(path, "simulation")
+    assert runs_in(text) == Runs([run_of(0, 9)], [])
+    assert found_after(text)[name] == 8
