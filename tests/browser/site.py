@@ -15,9 +15,7 @@ from typing import NamedTuple
 from cryptography.fernet import Fernet
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from tests.browser.lively import Lively
-
-from headgate.store.db import schema
-from headgate.store.db.engine import open_engine
+from tests.store.harness import migrated_sqlite
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 WAITED_MAX_MS = 60_000  # for what must come, however busy the machine is
@@ -38,8 +36,9 @@ def chromium() -> str | None:
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Site]:
     """Fill a database in a folder, and serve its pages."""
-    url = f"sqlite:///{folder / 'headgate.db'}"
-    schema.upgrade(open_engine(url))
+    path = folder / "headgate.db"
+    path.write_bytes(migrated_sqlite())
+    url = f"sqlite:///{path}"
     Lively(url, Fernet.generate_key().decode(), folder / "logs").fill()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
     kept |= {"HEADGATE_HOME": str(folder), "HEADGATE_DATABASE_URL": url, "HEADGATE_LOG_FOLDER": str(folder / "logs")}

@@ -10,8 +10,8 @@ import pytest
 from cryptography.fernet import Fernet
 from tests.integration.pair import Pair
 from tests.integration.station import Station
+from tests.store.harness import migrated_sqlite
 
-from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
@@ -78,10 +78,11 @@ def start_station(database_url: str, keys: str, users_store: Store, tmp_path: Pa
 def station(request: pytest.FixtureRequest, keys: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
     """The ``headgate up`` that tests share: each has runs of its own in it, and none ends it."""
     home = tmp_path_factory.mktemp("station")
-    url = f"sqlite:///{home}/headgate.db"
     if request.param == "postgresql":
-        url = request.getfixturevalue("make_postgres_url")()
-    schema.upgrade(open_engine(url))
+        url = request.getfixturevalue("make_migrated_postgres_url")()
+    else:
+        (home / "headgate.db").write_bytes(migrated_sqlite())
+        url = f"sqlite:///{home}/headgate.db"
     with Store(open_engine(url), secrets=Secrets([keys], source="the tests")) as store:
         shared = Station(home, url, keys, store, (), STATION_SETTINGS)
         yield shared

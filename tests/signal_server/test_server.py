@@ -15,8 +15,7 @@ from headgate.protocol.signal_rpc import signals_pb2 as pb
 from headgate.signal_server import server as server_module
 from headgate.signal_server.server import ServerRefused, SignalServer, check_address, check_token, read_identity
 from headgate.signals import Signal
-from headgate.store.db import engine, schema
-from headgate.store.db.engine import open_engine
+from headgate.store.db import engine
 from headgate.store.errors import DatabaseReplaced
 from headgate.store.signal_verbs import SignalVerbs
 
@@ -131,16 +130,11 @@ def test_the_end_of_the_server_ends_listeners_and_what_was_answered_is_stored(da
             assert [one.version for one in other.list("a")] == [1]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def own_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture
+def own_url(own_database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database that no other test uses, and which is away soon if it is locked."""
     monkeypatch.setattr(engine, "SQLITE_BUSY_TIMEOUT_S", 0.05)
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'own.db'}"
-    else:
-        url = str(request.getfixturevalue("make_postgres_url")())
-    schema.upgrade(open_engine(url))
-    return url
+    return own_database_url
 
 
 def test_a_database_that_is_away_is_said_and_nothing_is_lost(own_url: str) -> None:

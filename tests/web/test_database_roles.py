@@ -14,7 +14,6 @@ from tests.supervisor.tasks_harness import Tasks, task_states
 from headgate.store.access import roles
 from headgate.store.access.audit import Actor
 from headgate.store.access.tables import SECRETS
-from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import StoreError
@@ -24,11 +23,9 @@ from headgate.store.tables import metadata
 
 
 @pytest.fixture
-def database_url(make_postgres_url: Callable[[], str]) -> str:
+def database_url(make_migrated_postgres_url: Callable[[], str]) -> str:
     """A database whose tables get another owner, so one of the test's own."""
-    url = make_postgres_url()
-    schema.upgrade(open_engine(url))
-    return url
+    return make_migrated_postgres_url()
 
 
 @pytest.fixture

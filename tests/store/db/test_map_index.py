@@ -7,12 +7,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
+from tests.store.harness import migrated_sqlite
 
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
@@ -47,8 +49,7 @@ FILL = (
 
 
 def fill(engine: Engine) -> None:
-    """Bring a database without tables to the version before, with runs, tasks that wait, and XComs."""
-    schema.upgrade(engine)
+    """Bring a database without rows to the version before, with runs, tasks that wait, and XComs."""
     schema.downgrade(engine, BEFORE)
     with engine.begin() as connection:
         for table in COPIED:
@@ -83,19 +84,33 @@ def add_task(engine: Engine, *, run: int, task_id: str, map_index: int = -1) -> 
         )
 
 
-@pytest.fixture
-def filled(empty_database_url: str) -> Engine:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def filled(request: pytest.FixtureRequest) -> Engine:
     """A database of the version before, on both databases."""
-    engine = open_engine(empty_database_url)
+    if request.param == "sqlite":
+        return open_engine(f"sqlite:///{request.getfixturevalue('file')}")
+    template = request.getfixturevalue("filled_postgres_url")
+    return open_engine(request.getfixturevalue("make_postgres_url")(copy_of=template))
+
+
+@pytest.fixture(scope="module")
+def filled_postgres_url(make_migrated_postgres_url: Callable[[], str]) -> str:
+    """A database of PostgreSQL of the version before, to be copied."""
+    url = make_migrated_postgres_url()
+    engine = open_engine(url)
     fill(engine)
-    return engine
+    engine.dispose()
+    return url
 
 
 @pytest.fixture(scope="module")
 def filled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of SQLite of the version before, to be copied."""
     path = tmp_path_factory.mktemp("map_index") / "before.db"
-    fill(open_engine(f"sqlite:///{path}"))
+    path.write_bytes(migrated_sqlite())
+    engine = open_engine(f"sqlite:///{path}")
+    fill(engine)
+    engine.dispose()  # the last connection leaves all in the one file
     return path
 
 
@@ -172,39 +187,58 @@ MARKS = (
 )
 STEPS = 20_000
 
+# All that an upgrade needs is imported once; each of these forks upgrades, and is killed.
 KILLED = """
 import os, signal, sys
+import alembic.command
 from sqlalchemy import event
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 
-url, mark, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-engine = open_engine(url)
-
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-@event.listens_for(engine, "connect")
-def connected(connection, record):
-    connection.execute("PRAGMA cache_size = 8")  # pages: the rest is written to the log before the commit
-    def before(statement):
-        if statement.lstrip().startswith(mark):
-            connection.set_progress_handler(die, steps) if steps else die()
-    connection.set_trace_callback(before)
+def upgrade(url, mark, steps):
+    engine = open_engine(url)
+    @event.listens_for(engine, "connect")
+    def connected(connection, record):
+        connection.execute("PRAGMA cache_size = 8")  # pages: the rest is written to the log before the commit
+        def before(statement):
+            if statement.lstrip().startswith(mark):
+                connection.set_progress_handler(die, steps) if steps else die()
+        connection.set_trace_callback(before)
+    schema.upgrade(engine)
 
-schema.upgrade(engine)
+for line in sys.stdin:
+    url, mark, steps = line.rstrip("\\n").split("\\t")
+    fork = os.fork()
+    if not fork:
+        upgrade(url, mark, int(steps))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
 """
 
 
-def upgrade_and_kill(file: Path, mark: str, steps: int = 0) -> None:
-    command = [sys.executable, "-c", KILLED, f"sqlite:///{file}", mark, str(steps)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, f"it never came to {mark!r}: {ended.stderr}"
+@pytest.fixture(scope="module")
+def upgrade_and_kill() -> Iterator[Callable[..., None]]:
+    """Upgrades a file in a process that is killed before a statement, or so many steps of SQLite into it."""
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        given, told = process.stdin, process.stdout
+        assert given is not None
+        assert told is not None
+
+        def upgrade(file: Path, mark: str, steps: int = 0) -> None:
+            print(f"sqlite:///{file}", mark, steps, sep="\t", file=given, flush=True)
+            ended = int(told.readline())
+            assert ended == -signal.SIGKILL, f"it never came to {mark!r}, but ended with {ended}"
+
+        yield upgrade
 
 
 @pytest.mark.parametrize(("mark", "steps"), [*((mark, 0) for mark in MARKS), ("INSERT INTO task_instance_copy", STEPS)])
 def test_a_kill_in_the_middle_leaves_the_tables_of_before_and_the_next_start_migrates(
-    file: Path, mark: str, steps: int
+    upgrade_and_kill: Callable[..., None], file: Path, mark: str, steps: int
 ) -> None:
     engine = open_engine(f"sqlite:///{file}")
     before = rows_of(engine)

@@ -62,9 +62,8 @@ def test_the_migrated_schema_is_the_metadata(empty_database_url: str) -> None:
         assert compare_metadata(context, metadata) == []
 
 
-def test_migrations_and_metadata_give_the_same_checks_and_partial_indexes(empty_database_url: str) -> None:
-    engine = open_engine(empty_database_url)
-    schema.upgrade(engine)
+def test_migrations_and_metadata_give_the_same_checks_and_partial_indexes(own_database_url: str) -> None:
+    engine = open_engine(own_database_url)
     migrated = definitions(engine)
     schema.downgrade(engine, "base")
     metadata.create_all(engine)
@@ -73,9 +72,8 @@ def test_migrations_and_metadata_give_the_same_checks_and_partial_indexes(empty_
     assert migrated == created
 
 
-def test_going_down_and_up_again_gives_the_same_schema(empty_database_url: str) -> None:
-    engine = open_engine(empty_database_url)
-    schema.upgrade(engine)
+def test_going_down_and_up_again_gives_the_same_schema(own_database_url: str) -> None:
+    engine = open_engine(own_database_url)
     first = definitions(engine)
     schema.downgrade(engine, "base")
     assert set(inspect(engine).get_table_names()) == {"alembic_version"}
@@ -103,9 +101,8 @@ def test_a_database_without_tables_is_refused_with_the_command_to_run(empty_data
         schema.require_current(open_engine(empty_database_url))
 
 
-def test_a_database_newer_than_the_code_is_refused_by_every_command(empty_database_url: str) -> None:
-    engine = open_engine(empty_database_url)
-    schema.upgrade(engine)
+def test_a_database_newer_than_the_code_is_refused_by_every_command(own_database_url: str) -> None:
+    engine = open_engine(own_database_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(SchemaOutOfDate, match=r"newer than this headgate.*9999.*upgrade headgate"):
@@ -114,9 +111,8 @@ def test_a_database_newer_than_the_code_is_refused_by_every_command(empty_databa
         schema.upgrade(engine)
 
 
-def test_an_upgrade_of_what_is_up_to_date_waits_for_nobody(empty_database_url: str) -> None:
-    engine, others = open_engine(empty_database_url), open_engine(empty_database_url)
-    schema.upgrade(engine)
+def test_an_upgrade_of_what_is_up_to_date_waits_for_nobody(own_database_url: str) -> None:
+    engine, others = open_engine(own_database_url), open_engine(own_database_url)
     with others.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": schema.MIGRATION_LOCK})
@@ -154,9 +150,8 @@ def test_upgrades_at_the_same_time_all_succeed(empty_database_url: str) -> None:
     schema.require_current(open_engine(empty_database_url))
 
 
-def test_letters_of_older_tables_have_a_state_and_go_back_as_one_a_message(empty_database_url: str) -> None:
-    engine = open_engine(empty_database_url)
-    schema.upgrade(engine)
+def test_letters_of_older_tables_have_a_state_and_go_back_as_one_a_message(own_database_url: str) -> None:
+    engine = open_engine(own_database_url)
     schema.downgrade(engine, "0005")
     insert = (
         "INSERT INTO dead_letter (trigger_id, trigger_run_id, sequence_index, key, position, payload, payload_head, "
