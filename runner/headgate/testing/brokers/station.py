@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import atexit
 import contextlib
 import signal
 import socket
@@ -173,12 +174,27 @@ class Station(abc.ABC):
             self.server.close()
 
 
+_reserved: list[socket.socket] = []
+
+
+@atexit.register
+def _close_reserved() -> None:
+    for reserved in _reserved:
+        reserved.close()
+
+
 def free_port() -> int:
-    """Return a port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody listens on, and that is given to nobody else by chance while this process lives.
+
+    A socket keeps it without listening. A server that sets SO_REUSEADDR, as servers do, may listen on it, be killed and
+    listen again; but the system does not choose it for a server or a connection of any other test meanwhile.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    _reserved.append(reserved)
+    port: int = reserved.getsockname()[1]
+    return port
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
