@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
 from functools import cache
@@ -222,7 +223,15 @@ def make_postgres_url(postgres_admin: psycopg.Connection[Any]) -> Iterator[MakeP
     def make(*, copy_of: str = "") -> str:
         name = f"headgate_test_{os.getpid()}_{next(numbers)}"
         template = sql.Identifier(make_url(copy_of).database or "") if copy_of else sql.Identifier("template1")
-        postgres_admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), template))
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), template)
+        deadline = time.monotonic() + WAITED_MAX_S
+        while True:
+            try:
+                postgres_admin.execute(statement)
+                break
+            except psycopg.errors.ObjectInUse:  # the server notices later that a connection to it was closed
+                if time.monotonic() > deadline:
+                    raise
         made.append(name)
         return make_url(postgres.url_for_tests()).set(database=name).render_as_string(hide_password=False)
 

@@ -6,6 +6,7 @@ import errno
 import getpass
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -253,13 +254,19 @@ def test_a_sqlite_database_locked_by_another_is_away_until_it_is_free(
         store.heartbeat(epoch)
 
 
+OF_STORES = (
+    "FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'headgate'"
+)
+
+
 def terminate_backends(url: str) -> None:
+    deadline = time.monotonic() + WAITED_MAX_S
     with psycopg.connect(url, autocommit=True) as connection:
-        killed = connection.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'headgate'"
-        ).fetchall()
-    assert killed == [(True,)]
+        # The server notices a little later that a test before this one has closed its connection.
+        while connection.execute(f"SELECT count(*) {OF_STORES}").fetchall() != [(1,)]:
+            assert time.monotonic() < deadline, "other stores are connected"
+        assert connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {OF_STORES}").fetchall() == [(True,)]
 
 
 def test_a_dropped_connection_is_away_once_and_then_replaced(postgres_url: str, secrets: Secrets) -> None:
