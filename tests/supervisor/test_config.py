@@ -133,6 +133,8 @@ def test_reserved_and_foreign_variables_are_left_alone(folder: Path) -> None:
         ("HEADGATE_LOG_FORMAT", "xml", "log_format: expected one of auto, human, json, got 'xml'"),
         ("HEADGATE_QUEUES", " , ", "queues: expected a list of names (at least one), got []"),
         ("HEADGATE_HOME", "", "home: expected a path, got ''"),
+        ("HEADGATE_WEB_HOSTS", "ops.example.org:443", "web_hosts: 'ops.example.org:443' is no name of a host"),
+        ("HEADGATE_WEB_HOSTS", "ops, https://ops", "web_hosts: 'https://ops' is no name of a host"),
         ("HEADGATE_WEB_TRUSTED_PROXIES", "10.0.0.1, proxy", "web_trusted_proxies: 'proxy' is neither an address nor a"),
         ("HEADGATE_WEB_TRUSTED_PROXIES", "10.0.0.1/8", "web_trusted_proxies: '10.0.0.1/8' is neither an address nor a"),
         ("HEADGATE_WEB_USER_HEADER", "X User", "web_user_header: 'X User' is no name of a header"),

@@ -83,6 +83,19 @@ def test_dead_letters(page: Get, client: TestClient, store: Store, epoch: Epoch)
     assert "orders" in page("/dead-letters", state="any", reason="REFUSED", watcher="orders")
 
 
+@pytest.mark.parametrize(("payload", "is_edited"), [(b'"x@h"', True), (b'"redis://u:s3cret@h"', False)])
+def test_a_payload_with_a_masked_password_is_not_edited_in_a_form(
+    page: Get, client: TestClient, store: Store, epoch: Epoch, payload: bytes, is_edited: bool
+) -> None:
+    (trigger_id,) = add(store, "orders")
+    store.claim_triggers(epoch, limit=10, queues=("default",))
+    store.dead_letter_event(epoch, FiredEvent(trigger_id, "run", 1, 0, payload, "k"), "refused")
+    (row,) = client.get("/dead-letters.json").json()["rows"]
+    text = page(f"/dead-letters/{row['id']}")
+    assert "s3cret" not in text
+    assert ("<textarea" in text) == is_edited, "its form would store the mask in place of the password"
+
+
 def test_supervisors_and_pools(page: Get, client: TestClient, epoch: Epoch) -> None:
     (row,) = client.get("/supervisors.json").json()["rows"]
     assert (row["epoch"], row["capacity"]) == (epoch, 10)

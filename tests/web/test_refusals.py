@@ -8,10 +8,12 @@ from collections.abc import Callable
 from starlette.testclient import TestClient
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
+from tests.web.conftest import BASE
 from tests.web.test_acting import act, log_in
 
 from headgate.store.access.audit import Actor
 from headgate.store.store import Store
+from headgate.web.app import make_app
 from headgate.web.refusals import PAUSE_S, ROW_S, ROWS_MAX, Refusals
 from headgate.web.views import Site
 from headgate.web.writing import WRITERS_MAX
@@ -62,6 +64,29 @@ def test_refusals_are_counted_in_one_row_an_hour(site: Site, query: Query) -> No
     clock.now += ROW_S
     refusals.note(ADA, "dags pause", "/act/dags-pause")
     assert [times for *_, times in refused(query)] == [501, 1]
+
+
+def test_those_that_wait_are_written_though_nothing_more_is_refused(site: Site, query: Query) -> None:
+    assert site.writer is not None
+    clock = Clock()
+    refusals = Refusals(site.writer, clock)
+    for _ in range(500):
+        refusals.note(ADA, "dags pause", "/act/dags-pause")
+    refusals.write_waiting()
+    assert [times for *_, times in refused(query)] == [1], "it is too early"
+    clock.now += PAUSE_S
+    refusals.write_waiting()
+    assert [times for *_, times in refused(query)] == [500]
+
+
+def test_a_process_that_ends_writes_those_that_wait(site: Site, store: Store, etl: Tasks, query: Query) -> None:
+    password = store.access.add_user("ada", "viewer")
+    with TestClient(make_app(site), base_url=BASE, follow_redirects=False) as client:
+        log_in(client, "ada", password)
+        for _ in range(30):
+            assert act(client, "dags pause", dag="etl").status_code == 403
+        assert [times for *_, times in refused(query)] == [1]
+    assert [times for *_, times in refused(query)] == [30]
 
 
 def test_what_cannot_be_written_now_is_counted_later(site: Site, query: Query) -> None:

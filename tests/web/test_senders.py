@@ -15,7 +15,7 @@ from headgate.store.store import Store
 from headgate.supervisor.metrics.address import Address, parse_network
 from headgate.web.acts import act_path
 from headgate.web.app import make_app
-from headgate.web.senders import HOPS_MAX, NAME_CHARS_MAX, Front
+from headgate.web.senders import HOPS_MAX, NAME_CHARS_MAX, BadSender, Front
 from headgate.web.server import ServerRefused, check_address
 from headgate.web.views import Site
 
@@ -60,6 +60,29 @@ def test_a_listed_proxy_names_the_user(reached: Reached, ada: str, peer: str) ->
     assert "ada, operator" in answer.text
     assert "Log out" not in answer.text, "there is no session to end"
     assert client.get("/runs", headers=TLS).headers["location"].startswith("/login"), "it names nobody"
+
+
+def test_a_name_that_is_not_of_ascii_is_in_utf_8() -> None:
+    def named(value: bytes) -> str | None:
+        scope = {"type": "http", "client": (PROXY, 1), "headers": [(HEADER.lower().encode(), value)]}
+        return FRONT.sender(scope).user
+
+    assert named("Zoë".encode()) == "Zoë"
+    with pytest.raises(BadSender, match="UTF-8"):
+        named("Zoë".encode("latin-1"))
+
+
+def test_a_named_user_ends_no_session_of_somebody_else(reached: Reached, ada: str, store: Store) -> None:
+    password = store.access.add_user("eve", "viewer")
+    client, other = reached(PROXY, base=f"https://{NAME}"), reached(PROXY, base=f"https://{NAME}")
+    for one in (client, other):
+        form = {"name": "eve", "password": password}
+        assert one.post("/login", headers={**TLS, **OURS}, data=form).status_code == 303
+    shown = client.get("/signals", headers={HEADER: ada, **TLS}).text
+    token = shown.partition('name="token" value="')[2].partition('"')[0]
+    headers = {HEADER: ada, **TLS, **OURS}
+    assert client.post("/account/sessions", headers=headers, data={"token": token}).status_code == 400
+    assert other.get("/runs", headers=TLS).status_code == 200
 
 
 @pytest.mark.parametrize("peer", [OTHER, "127.0.0.1", "::1", "10.1.2", "testclient", "fd00::6"])
@@ -136,6 +159,8 @@ def test_the_form_of_one_named_user_is_not_that_of_another(
         (PROXY, "203.0.113.9, bad, 10.1.2.9", "10.1.2.9"),
         (PROXY, ", ".join(["10.1.2.9"] * (HOPS_MAX + 5)), "10.1.2.9"),
         (OTHER, "198.51.100.7", OTHER),
+        (f"::ffff:{OTHER}", "198.51.100.7", OTHER),
+        (f"::ffff:{PROXY}", "::ffff:198.51.100.7, ::ffff:10.1.2.9", "198.51.100.7"),
     ],
 )
 def test_the_address_is_the_last_one_that_no_listed_proxy_has(peer: str, hops: str, address: str) -> None:
@@ -153,6 +178,7 @@ def test_the_address_is_the_last_one_that_no_listed_proxy_has(peer: str, hops: s
         (PROXY, {}, 403),
         (OTHER, {"X-Forwarded-Proto": "https"}, 403),
         ("127.0.0.1", {}, 200),
+        ("::ffff:127.0.0.1", {}, 200),
     ],
 )
 def test_without_tls_pages_answer_this_machine_alone(

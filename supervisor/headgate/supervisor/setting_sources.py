@@ -23,7 +23,7 @@ import msgspec
 
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.supervisor.config import EVENT_ROOM_BYTES, MASK, ConfigError, Settings
-from headgate.supervisor.metrics.address import parse_address, parse_network
+from headgate.supervisor.metrics.address import check_host, parse_address, parse_network
 from headgate.supervisor.setting_words import in_words, nearest
 
 FILE_NAME = "headgate.toml"
@@ -185,6 +185,9 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
             return _absolute_paths(converted, origin)
         if key in ("metrics_listen", "web_listen") and converted is not None:
             parse_address(converted)
+        if key == "web_hosts":
+            for host in converted or ():
+                check_host(host)
         if key == "web_trusted_proxies":
             for proxy in converted or ():
                 parse_network(proxy)

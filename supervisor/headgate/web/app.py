@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import nullcontext
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -63,6 +64,7 @@ def make_app(site: Site, routes: tuple[Route, ...] = ROUTES) -> Starlette:
         routes=endpoints,
         middleware=[Middleware(Guard, front=site.front)],
         exception_handlers={HTTPException: pages.http_error},
+        lifespan=pages.serving,
     )
 
 
@@ -80,6 +82,19 @@ class _Pages:
         self._templates = rendering.environment(
             self._static, menu=menu, database=site.database, rows_per_page=ROWS_PER_PAGE
         )
+
+    @asynccontextmanager
+    async def serving(self, _: Starlette) -> AsyncGenerator[None]:
+        """Write the refusals that wait, as long as pages are served, and those that are left at the end."""
+        if self._refusals is None:
+            yield
+            return
+        writing = asyncio.create_task(self._refusals.write_on())
+        try:
+            yield
+        finally:
+            writing.cancel()
+            await run_in_threadpool(self._refusals.write_waiting, is_end=True)
 
     def endpoint(self, route: Route, *, as_json: bool = False) -> Callable[..., Response]:
         """Return the function of a route, which is called in a thread."""

@@ -6,11 +6,13 @@ so that a loop of them neither fills the table nor keeps others from writing.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 
 import structlog
+from starlette.concurrency import run_in_threadpool
 
 from headgate.store.access.audit import Action, Actor, Written
 from headgate.store.errors import StoreError
@@ -21,6 +23,8 @@ log = structlog.get_logger(__name__)
 PAUSE_S = 60.0  # between two changes of a row
 ROW_S = 3600.0  # after which another row is begun
 ROWS_MAX = 1000  # that are remembered; the one that was refused longest ago goes first
+WRITE_EVERY_S = 10.0  # those that wait are looked for
+WRITE_S_MAX = 1.0  # of those that wait, at a time: a process that ends waits for no more
 
 
 class _Row:
@@ -39,19 +43,40 @@ class Refusals:
         self._writer = writer
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows: dict[tuple[str, Action], _Row] = {}
+        self._rows: dict[tuple[str, Action], tuple[_Row, Actor, Action, str]] = {}
 
     def note(self, actor: Actor, action: Action, subject: str) -> None:
         """Note that a user may not do this. The user is refused even if that cannot be written now."""
         with self._lock:
             key = (actor.name, action)
-            row = self._rows.pop(key, None) or _Row()
-            self._rows[key] = row
+            known = self._rows.pop(key, None)
+            row = _Row() if known is None else known[0]
+            self._rows[key] = row, actor, action, subject
             while len(self._rows) > ROWS_MAX:
                 del self._rows[next(iter(self._rows))]
             row.times += 1
+        self._write(row, actor, action, subject)
+
+    def write_waiting(self, *, is_end: bool = False) -> None:
+        """Write what was counted and is not in a row yet, if it is time for that; ``is_end``: all of it."""
+        ends_at = self._clock() + WRITE_S_MAX
+        with self._lock:
+            rows = list(self._rows.values())
+        for row, actor, action, subject in rows:
+            if self._clock() > ends_at:
+                break
+            self._write(row, actor, action, subject, is_end=is_end)
+
+    async def write_on(self) -> None:
+        """Write what waits every now and then, until it is cancelled."""
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            await run_in_threadpool(self.write_waiting)
+
+    def _write(self, row: _Row, actor: Actor, action: Action, subject: str, *, is_end: bool = False) -> None:
+        with self._lock:
             now = self._clock()
-            if now < row.next_at:
+            if not row.times or (now < row.next_at and not is_end):
                 return
             row.next_at = now + PAUSE_S
             if now >= row.began_at + ROW_S:

@@ -13,7 +13,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from headgate.supervisor.metrics.address import Network, is_loopback
+from headgate.supervisor.metrics.address import Network, is_loopback, plain_address
 
 NAME_CHARS_MAX = 400  # of a user that a proxy names
 HOPS_MAX = 20  # of X-Forwarded-For
@@ -52,8 +52,7 @@ class Front(msgspec.Struct, frozen=True):
 
     def sender(self, scope: Scope) -> Sender:
         """Return who sent a request. Raises `BadSender`."""
-        peer = scope.get("client")
-        address = "" if peer is None else str(peer[0])
+        address = _peer(scope)
         if not self._is_proxy(address):
             return Sender(address)
         headers = Headers(scope=scope)
@@ -63,16 +62,15 @@ class Front(msgspec.Struct, frozen=True):
         """Whether a request comes over TLS, as far as it has to, or from this machine itself."""
         if not self.needs_tls or sender.is_https:
             return True
-        peer = scope.get("client")
-        return peer is not None and is_loopback(str(peer[0])) and not self._is_proxy(str(peer[0]))
+        peer = _peer(scope)
+        return is_loopback(peer) and not self._is_proxy(peer)
 
     def _is_proxy(self, address: str) -> bool:
         try:
             parsed = ip_address(address)
         except ValueError:
             return False
-        mapped = getattr(parsed, "ipv4_mapped", None)  # an IPv4 address, as a socket of IPv6 has it
-        return any((mapped or parsed) in network for network in self.proxies)
+        return any(parsed in network for network in self.proxies)
 
     def _client(self, headers: Headers, peer: str) -> str:
         """Return the last address that no listed proxy has: those before it the browser may have written itself."""
@@ -83,8 +81,8 @@ class Front(msgspec.Struct, frozen=True):
                 ip_address(hop)
             except ValueError:
                 break  # nothing beyond it can be known
-            found = hop
-            if not self._is_proxy(hop):
+            found = plain_address(hop)
+            if not self._is_proxy(found):
                 break
         return found
 
@@ -96,7 +94,10 @@ class Front(msgspec.Struct, frozen=True):
             raise BadSender(
                 f"the proxy sent {self.user_header} {len(named)} times: it has to remove that of the browser"
             )
-        name = named[0].strip() if named else ""
+        try:
+            name = named[0].encode("latin-1").decode().strip() if named else ""
+        except UnicodeDecodeError:
+            raise BadSender(f"{self.user_header} is not in UTF-8") from None
         if len(name) > NAME_CHARS_MAX or not name.isprintable():
             raise BadSender(f"{self.user_header} has no name of a user")
         return name
@@ -107,6 +108,12 @@ def sender_of(scope: Scope) -> Sender:
     found = scope["headgate.sender"]
     assert isinstance(found, Sender)
     return found
+
+
+def _peer(scope: Scope) -> str:
+    """Return the address from which a connection comes; "" if it has none."""
+    peer = scope.get("client")
+    return "" if peer is None else plain_address(str(peer[0]))
 
 
 def _is_https(headers: Headers) -> bool:

@@ -90,7 +90,7 @@ def serve(site: Site, listener: socket.socket, *, tell: Callable[[str], None]) -
         make_app(site),
         http="h11",
         ws="none",
-        lifespan="off",
+        lifespan="on",
         loop="asyncio",
         log_config=None,
         access_log=False,

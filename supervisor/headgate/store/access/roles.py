@@ -25,7 +25,7 @@ REVISION_TABLE = "alembic_version"
 
 # Tables of which a reader sees nothing, and a supervisor neither.
 OF_USERS: Final = frozenset({"web_user", "web_session", "web_guess", "web_browser"})
-# What the pages never write, whatever somebody asks them for.
+# What the pages never write, whatever somebody asks them for, but for single columns that are granted below.
 NOT_OF_WEB: Final = frozenset({"variable", "connection", "encryption_key", "web_user", "audit", "triggerer"})
 
 

@@ -48,6 +48,7 @@ GUESSES_KEPT_S = 86_400.0
 BROWSER_KNOWN_S = 90 * 86_400.0  # since its last login
 BROWSERS_PER_USER_MAX = 20  # the one that logged in longest ago goes first
 LOCAL_NAME = "local"  # of whoever has opened a link that a process has printed
+MACHINE_BITS = 64  # of an IPv6 address: those behind them a machine chooses as it likes
 LOOPBACK = "127.0.0.1"  # stands for all addresses of this machine
 EVERYONE = ""  # the user under which the failures of an address are counted
 OF_NOBODY = f"scrypt${SCRYPT['n']}${SCRYPT['r']}${SCRYPT['p']}${'00' * SALT_BYTES}${'00' * 64}"  # of no password
@@ -203,7 +204,10 @@ class AccessVerbs(Verbs):
         if not PASSWORD_CHARS_MIN <= len(new) <= PASSWORD_CHARS_MAX:
             raise ValueRefused(f"a password has {PASSWORD_CHARS_MIN} to {PASSWORD_CHARS_MAX:,} characters")
         known = self._right_password(name, password, address, browser, "users set")
-        return known is not None and self._change_password(name, known, hashed(new), session)
+        if known is None:
+            return False
+        counted = (_place_of(address), browser)
+        return self._change_password(name, known, hashed(new), session, *counted)
 
     def _right_password(self, name: str, password: str, address: str, browser: str, action: Action) -> str | None:
         """Return the hash of a user's password if this is it, and it is not too early to try."""
@@ -256,11 +260,14 @@ class AccessVerbs(Verbs):
         return LoggedIn(_new_session(tx, address, user_id=row.id), _know_browser(tx, row.id, browser))
 
     @acting
-    def _change_password(self, tx: Tx, name: str, password: str, new: str, session: str) -> bool:
+    def _change_password(
+        self, tx: Tx, name: str, password: str, new: str, session: str, place: str, browser: str
+    ) -> bool:
         row = tx.connection.execute(select(web_user).where(web_user.c.name == name).with_for_update()).first()
         if row is None or row.password != password:  # it was changed meanwhile
             tx.act("users set", f"user {name}", is_refused=True)
             return False
+        _forget_guesses(tx, name, place, browser)
         tx.connection.execute(update(web_user).where(web_user.c.id == row.id).values(password=new))
         others = (web_session.c.user_id == row.id, web_session.c.digest != digest_of(session))
         tx.connection.execute(delete(web_session).where(*others))
@@ -385,11 +392,17 @@ def _of_same_user(session: str) -> ColumnElement[bool]:
 
 
 def _place_of(address: str) -> str:
-    """Return under which address a guess is counted: a process may connect from all those of its own machine."""
+    """Return under which address a guess is counted: a process may connect from all those of its own machine.
+
+    A machine with IPv6 has a whole network of them.
+    """
     try:
-        return LOOPBACK if ipaddress.ip_address(address).is_loopback else address
+        found = ipaddress.ip_address(address)
     except ValueError:
         return address
+    if found.is_loopback:
+        return LOOPBACK
+    return str(found) if found.version == 4 else str(ipaddress.IPv6Network((int(found), MACHINE_BITS), strict=False))
 
 
 def wait_s(failures: int) -> float:

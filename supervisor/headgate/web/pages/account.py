@@ -29,7 +29,7 @@ def login(view: View) -> Answer:
 
 def log_in(view: View) -> Answer:
     """Begin a session of a user, if this is the password."""
-    name, password = view.field("name") or "", view.field("password") or ""
+    name, password = view.field("name") or "", view.secret("password")
     found = view.site.sessions.log_in(name, password, view.address, _browser_of(view))
     if found is None:
         return _login_page(view, said="wrong", status=403)
@@ -109,6 +109,8 @@ def change_password(view: View) -> Answer:
 
 def end_sessions(view: View) -> Answer:
     """End one of one's own sessions, or all but this one."""
+    if view.user.is_named:  # a cookie that the browser has may be of somebody else
+        raise BadRequest("nobody who is named by a proxy has sessions here")
     which = None if view.field("session") is None else view.given_number("session")
     view.store.access.end_own_sessions(view.user.name, _session_of(view), which)
     return done(view, "account")

@@ -9,6 +9,7 @@ from headgate.store.inspect.event_log import EventRow
 from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
 from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
+from headgate.web.rendering import mask_passwords
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
 STATES: tuple[LetterState, ...] = get_args(LetterState)
@@ -121,13 +122,17 @@ def letter(view: View) -> Answer:
 
 
 def _editable(data: bytes | None) -> str | None:
-    """Return the text of a payload as it is edited: the JSON that is stored; None if it is too long for a form."""
+    """Return the text of a payload as it is edited: the JSON that is stored; None if no form can have it as it is.
+
+    It may be too long, or have a password that a page masks: what is masked would be stored.
+    """
     if data is None:
         return ""
     try:
-        return data.decode() if len(data) <= EDITED_BYTES_MAX else None
+        text = data.decode() if len(data) <= EDITED_BYTES_MAX else None
     except UnicodeDecodeError:
         return None
+    return text if text is None or mask_passwords(text) == text else None
 
 
 def _source(event: EventRow) -> Cell:
