@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.brokers.filelog_harness import CLEAN, FAILED, Reader, offsets, reading
+from tests.brokers.filelog.filelog_harness import CLEAN, FAILED, Reader, offsets, reading
 
 from headgate.brokers import filelog_offsets
 from headgate.brokers.filelog import FileLogPosition, FileLogRewritten

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 from inotify_simple import Event, flags  # type: ignore[import-untyped]
-from tests.brokers.filelog_harness import CLEAN, reading
+from tests.brokers.filelog.filelog_harness import CLEAN, reading
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.brokers.filelog import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.brokers.filelog_harness import CLEAN, FAILED, NOBODY, REJECTED, offsets, reading, rejected
+from tests.brokers.filelog.filelog_harness import CLEAN, FAILED, NOBODY, REJECTED, offsets, reading, rejected
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.brokers.filelog import (
