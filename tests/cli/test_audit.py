@@ -80,6 +80,7 @@ def script(letters: list[int]) -> list[tuple[str, ...]]:
         ("users", "remove", "ada"),
         ("keys", "add"),
         ("keys", "rotate"),
+        ("streams", "drift"),
     ]
 
 

@@ -31,11 +31,14 @@ from headgate.protocol.messages.runner import (
     AbsentSubscriber,
     CancelTrigger,
     Credit,
+    DescribedLane,
+    DescribedStream,
     DescribedTrigger,
     Drain,
     FinishedTrigger,
     FiredEvent,
     Hello,
+    LaneProgress,
     Redelivery,
     RedeliveryEnd,
     Refusal,
@@ -51,6 +54,17 @@ from headgate.protocol.messages.runner import (
 
 ROLES = (Role.RUNNER, Role.SUPERVISOR)
 ANY_MESSAGE = {role: st.one_of([strategy_of(type_) for type_ in kinds]) for role, kinds in RUNNER_WIRE.types.items()}
+
+PROGRESS = LaneProgress(
+    lane="3",
+    began=(1, 2),
+    begun_at=1790000000.5,
+    is_ours=True,
+    committed_at=1790000001.5,
+    cursor="c",
+    advanced=(3, 4),
+    asked=(5, 6),
+)
 
 # One of each, every field apart from its default, so that the order of the fields is pinned as well.
 EXAMPLES: dict[str, Message] = {
@@ -128,9 +142,34 @@ EXAMPLES: dict[str, Message] = {
                     ended=8,
                     last_error="ConnectionError: gone",
                     last_error_at=1790000002.5,
+                    progress=(PROGRESS,),
                 ),
             ),
             streams_in_all=201,
+        ),
+        streams=(
+            DescribedStream(
+                stream="d1",
+                lanes=(
+                    DescribedLane(
+                        lane="0",
+                        end=(9,),
+                        first=(1,),
+                        committed=(1700000000000, 3),
+                        lag=4,
+                        missing=5,
+                        is_shared=True,
+                        before=(6,),
+                        after=(7,),
+                        oldest_key="k",
+                        oldest_at=1790000003.5,
+                    ),
+                ),
+                lanes_in_all=2,
+                error="none",
+                is_missing=True,
+                progress=(PROGRESS,),
+            ),
         ),
     ),
     "Request": Request(id=9, query=LastEvent(trigger_id=5)),
@@ -190,6 +229,7 @@ EXAMPLES: dict[str, Message] = {
             Redelivery(letter_id=21, trigger_id=5, trigger_run_id="run-5", key="berlin:4711", message=b'{"b":2}'),
         ),
         credits=(Credit(trigger_id=9, trigger_run_id="run-9", events=150),),
+        describe=("d3",),
     ),
     "Response": Response(
         id=9, result=StoredEvent(trigger_run_id="run-5", sequence_index=2, payload=b"1", key="k"), error="none"
@@ -293,12 +333,12 @@ def test_the_wire_is_what_it_was(name: str) -> None:
 def test_a_frame_of_before_a_field_was_appended_is_read_with_its_default() -> None:
     """The golden frame as a peer would send it that knows no field after ``more``."""
     parts = msgspec.msgpack.decode(read_golden("messages-v3.txt")["StateSync"])
-    sync = RUNNER_WIRE.decode(Role.SUPERVISOR, msgspec.msgpack.encode(parts[:-5]))
-    changed = {"lease_s": None, "lease_lost": False, "absent": (), "redeliveries": (), "credits": ()}
+    sync = RUNNER_WIRE.decode(Role.SUPERVISOR, msgspec.msgpack.encode(parts[:-6]))
+    changed = {"lease_s": None, "lease_lost": False, "absent": (), "redeliveries": (), "credits": (), "describe": ()}
     assert sync == msgspec.structs.replace(EXAMPLES["StateSync"], **changed)
 
 
 def test_a_round_of_before_there_were_figures_has_none() -> None:
     parts = msgspec.msgpack.decode(read_golden("messages-v3.txt")["StateChanges"])
-    changes = RUNNER_WIRE.decode(Role.RUNNER, msgspec.msgpack.encode(parts[:-1]))
-    assert changes == msgspec.structs.replace(EXAMPLES["StateChanges"], figures=None)
+    changes = RUNNER_WIRE.decode(Role.RUNNER, msgspec.msgpack.encode(parts[:-2]))
+    assert changes == msgspec.structs.replace(EXAMPLES["StateChanges"], figures=None, streams=())

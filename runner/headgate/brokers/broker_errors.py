@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headgate.streams.contract import SourceMissing
+
 
 class BrokerError(Exception):
     """A broker, or the code of its adapter, did something that ends the stream."""
@@ -13,6 +15,10 @@ class BrokerMisconfigured(BrokerError):
     Among these are a wrong password, a missing permission, a stream that does not exist any more, and settings of the
     broker with which messages would be lost.
     """
+
+
+class BrokerSourceMissing(BrokerMisconfigured, SourceMissing):
+    """The broker does not have what is read: the topic, the stream or the group does not exist, or not any more."""
 
 
 class BrokerUnreachable(BrokerError):

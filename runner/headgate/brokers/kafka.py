@@ -23,6 +23,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Final
 
+from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import BODIES, decoded_body
 from headgate.brokers.clients.kafka_client import (
@@ -40,12 +41,11 @@ from headgate.brokers.clients.kafka_client import (
 from headgate.brokers.clients.kafka_group import GroupMember, Reading, headers_of, place_of
 from headgate.brokers.threaded import (
     MESSAGE_BYTES_MAX,
-    BrokerMisconfigured,
     Received,
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.shared_stream import Undecodable
+from headgate.triggers.shared_stream import LanePosition, Undecodable
 
 __all__ = ["KafkaProducer", "KafkaTrigger"]
 
@@ -130,11 +130,31 @@ class KafkaProducer(ThreadedProducer):
         self.look()
         self._member = GroupMember(
             self._config,
-            Reading(self.name, self._topic, self._group, self._instance, self._start, self._on_offset_lost),
+            Reading(
+                self.name, self._topic, self._group, self._instance, self._place, self._start, self._on_offset_lost
+            ),
+            progress=self.lane_progress,
             settle=self.settle,
             forget=self._give_up,
             check_topic=self._check_again,
         )
+
+    def positions(self) -> list[LanePosition]:
+        """Ask for the offsets of all partitions, without joining the group."""
+        assert self.connection is not None
+        with contextlib.closing(KafkaAdmin(client_config(self.connection), self.name)) as admin:
+            found = admin.offsets(self._topic, self._group, admin.topic(self._topic).partitions)
+        return [
+            LanePosition(
+                str(number),
+                end=(offsets.end,),
+                first=(offsets.first,),
+                committed=(offsets.committed,) if offsets.committed >= 0 else (),
+                lag=offsets.lag,
+                missing=max(0, offsets.first - offsets.committed) if offsets.committed >= 0 else 0,
+            )
+            for number, offsets in sorted(found.items())
+        ]
 
     def disconnect(self) -> None:
         """Drop the clients."""
@@ -147,7 +167,7 @@ class KafkaProducer(ThreadedProducer):
         found = admin.topic(self._topic)
         if self._found is not None and (found.cluster, found.id) != (self._found.cluster, self._found.id):
             # What is stored is of another topic, whose offsets begin anew.
-            raise BrokerMisconfigured(
+            raise BrokerSourceMissing(
                 f"{self.name}: the topic that was read does not exist any more; there is another of its name"
             )
         self._found = found
@@ -174,22 +194,25 @@ class KafkaProducer(ThreadedProducer):
             del self._kept[ref]
 
     def _received(self, message: Message) -> Received:
-        assert self._found is not None
         ref = number, offset = place_of(message)
         if self._dead_letter is not None:
             self._kept[ref] = message
         _, timestamp_ms = message.timestamp()
-        place = f"{self._found.cluster}:{self._found.id or self._topic}"
-        if len(place) > NAME_CHARS_MAX:
-            place = hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
         # The timestamp tells messages apart if the topic was made anew on a cluster without ids of topics.
-        key = f"kafka:{place}:{number}:{offset}:{timestamp_ms}"
+        key = f"kafka:{self._place}:{number}:{offset}:{timestamp_ms}"
         size = (
             len(message.value() or b"")
             + len(message.key() or b"")
             + sum(len(n) + len(v or b"") for n, v in headers_of(message))
         )
         return Received(ref, self._raw_event(message, size), key, number, size)
+
+    @property
+    def _place(self) -> str:
+        """What tells offsets of this topic from those of any other."""
+        assert self._found is not None
+        place = f"{self._found.cluster}:{self._found.id or self._topic}"
+        return place if len(place) <= NAME_CHARS_MAX else hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
 
     def _raw_event(self, message: Message, size: int) -> Any:
         body, (kind, timestamp_ms) = message.value(), message.timestamp()

@@ -39,7 +39,7 @@ from headgate.brokers.threaded import (
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.shared_stream import Undecodable
+from headgate.triggers.shared_stream import LanePosition, Undecodable
 
 __all__ = ["MqttProducer", "MqttTrigger"]
 
@@ -140,6 +140,10 @@ class MqttProducer(ThreadedProducer):
         client = self._open(f"{self._client_id}-check", 0, is_clean=True)
         # Not as a member of the group, which would get messages.
         self._subscribe(client, self._topic)
+
+    def positions(self) -> list[LanePosition]:
+        """Return nothing: no question of MQTT says how far a session is."""
+        return []
 
     def disconnect(self) -> None:
         """Close the client; the session stays."""

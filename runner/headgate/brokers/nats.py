@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import BODIES, decoded_body
 from headgate.brokers.clients.nats_client import TROUBLE, ApiError, NatsClient, NatsLost
@@ -33,7 +34,7 @@ from headgate.brokers.threaded import (
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.shared_stream import Undecodable
+from headgate.triggers.shared_stream import LanePosition, Undecodable
 
 __all__ = ["JetStreamProducer", "JetStreamTrigger"]
 
@@ -123,14 +124,35 @@ class JetStreamProducer(ThreadedProducer):
         consumer = self._ask(f"CONSUMER.INFO.{self._stream}.{self._durable}")
         if self._created not in ("", stream["created"]):
             # What is held is of another stream, whose numbers begin anew.
-            raise BrokerMisconfigured(f"{self.name}: the stream that was read does not exist any more")
+            raise BrokerSourceMissing(f"{self.name}: the stream that was read does not exist any more")
         self._check_consumer(consumer["config"])
         self._check_stream(stream["config"])
         if self._dead_letter is not None:
             self._check_place(self._dead_letter)
         self._created = stream["created"]
         self._look_for_losses(stream, consumer)
+        # Only who makes the consumer anew can move it, and then it was made at another time.
+        cursor = f"{stream['created']} {consumer['created']}"
+        self.lane_progress.begin("", _given_out(consumer), cursor=cursor)
         self._inbox = client.subscribe()
+
+    def positions(self) -> list[LanePosition]:
+        """Ask for the numbers of the stream and the consumer, and change nothing."""
+        assert self.connection is not None
+        self._nats = NatsClient(self.connection, self.name)
+        state = self._ask(f"STREAM.INFO.{self._stream}")["state"]
+        consumer = self._ask(f"CONSUMER.INFO.{self._stream}.{self._durable}")
+        (given,) = _given_out(consumer)
+        return [
+            LanePosition(
+                end=(state["last_seq"],),
+                first=(state["first_seq"],),
+                committed=(given,),
+                missing=_missing(state, given),
+                lag=int(consumer["num_pending"]) + int(consumer["num_ack_pending"]),
+                is_shared=True,  # nobody is told who else reads it
+            )
+        ]
 
     def disconnect(self) -> None:
         """Close the client."""
@@ -143,7 +165,7 @@ class JetStreamProducer(ThreadedProducer):
             return self._client.ask(subject, question)
         except ApiError as error:
             if error.code == 404:
-                raise BrokerMisconfigured(f"{self.name}: it does not exist (any more): {error}") from None
+                raise BrokerSourceMissing(f"{self.name}: it does not exist (any more): {error}") from None
             if error.code in (400, 403):
                 raise BrokerError(f"{self.name}: {error}") from None
             raise NatsLost(f"JetStream refuses {subject} for now: {error}") from None
@@ -209,10 +231,9 @@ class JetStreamProducer(ThreadedProducer):
 
     def _look_for_losses(self, stream: dict[str, Any], consumer: dict[str, Any]) -> None:
         """Report messages that the stream has dropped before the consumer got them."""
-        first, got = stream["state"]["first_seq"], max(consumer["delivered"]["stream_seq"], self._lost_upto)
-        if first > got + 1 and stream["state"]["last_seq"] >= first and got:
-            _log.error("messages were dropped before they were read", stream=self.name, at_most=first - got - 1)
-            self._lost_upto = first - 1
+        if missing := _missing(stream["state"], max(_given_out(consumer)[0], self._lost_upto)):
+            _log.error("messages were dropped before they were read", stream=self.name, at_most=missing)
+            self._lost_upto = stream["state"]["first_seq"] - 1
 
     # --- receiving ------------------------------------------------------------------------------------------------
 
@@ -257,6 +278,7 @@ class JetStreamProducer(ThreadedProducer):
         self._replies[sequence] = message.reply
         if self._dead_letter is not None:
             self._kept[sequence] = message
+        self.lane_progress.note("", (sequence,))
         lane: Any = {"message": sequence, "subject": message.subject, "stream": None}[self._lane]
         key = f"nats:{self._stream}:{self._created}:{sequence}"
         size = len(message.data) + sum(len(name) + len(value) for name, value in (message.headers or {}).items())
@@ -320,6 +342,17 @@ class JetStreamProducer(ThreadedProducer):
     def _client(self) -> NatsClient:
         assert self._nats is not None
         return self._nats
+
+
+def _missing(state: dict[str, Any], got: int) -> int:
+    """Return how many messages behind number ``got`` may have been dropped from a stream, at most."""
+    first: int = state["first_seq"]
+    return max(0, first - got - 1) if state["last_seq"] >= first and got else 0
+
+
+def _given_out(consumer: dict[str, Any]) -> tuple[int]:
+    """Return the number up to which a consumer has given out messages."""
+    return (int(consumer["delivered"]["stream_seq"]),)
 
 
 class JetStreamTrigger(BrokerTrigger):

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import KEY_CHARS_MAX, decoded_body
 from headgate.brokers.clients.postgres_client import (
@@ -143,7 +144,7 @@ class PostgresOutboxProducer(ThreadedProducer):
                 self.warn(warning)
             if self._oid not in (0, found.oid):
                 # What is held is of another table.
-                raise BrokerMisconfigured(f"{self.name}: the table that was read does not exist any more")
+                raise BrokerSourceMissing(f"{self.name}: the table that was read does not exist any more")
             statements = statements_of(found, self._table)
             self._check_server(client)
             client.rows(statements.read, self._range("", 0))
@@ -253,7 +254,7 @@ class PostgresOutboxProducer(ThreadedProducer):
         self, row_id: str, xmin: str, oid: int, lane: str | None, size: int | None, body: str | bytes | None
     ) -> Received:
         if oid != self._oid:
-            raise BrokerMisconfigured(f"{self.name}: the table that was read does not exist any more")
+            raise BrokerSourceMissing(f"{self.name}: the table that was read does not exist any more")
         data = body.encode() if isinstance(body, str) else body
         content = hashlib.blake2b(b"NULL" if data is None else data, digest_size=8).hexdigest()
         key = f"postgres:{self._server}:{oid}:{row_id}:{xmin}:{content}"

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import structlog
 
+from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.redis_client import TROUBLE, RedisClient, ask, open_client, run, translated
 from headgate.brokers.threaded import (
@@ -39,7 +40,7 @@ from headgate.brokers.threaded import (
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.shared_stream import Undecodable
+from headgate.triggers.shared_stream import LanePosition, Undecodable
 
 __all__ = ["RedisStreamProducer", "RedisStreamTrigger"]
 
@@ -118,8 +119,44 @@ class RedisStreamProducer(ThreadedProducer):
             run(client, "XACK", self._stream, self._group, "0-0")
             self._read("0", 1, None)
             self._look_for_losses()
+            self._begin(client)
         self._pending_from = b"0"
         self._claim_from, self._claim_at = b"0-0", 0.0
+
+    def positions(self) -> list[LanePosition]:
+        """Ask for the ids of the stream and the group, and change nothing."""
+        assert self.connection is not None
+        self._client = client = open_client(self.connection)
+        with translated(self.name):
+            stream, group = client.xinfo_stream(self._stream), self._find_group()
+        if group is None:
+            raise BrokerSourceMissing(f"{self.name}: there is no such group")
+        first, lag = stream["first-entry"], group.get("lag")
+        return [
+            LanePosition(
+                end=_numbers(stream["last-generated-id"]),
+                first=None if first is None else _numbers(first[0]),
+                committed=_numbers(group["last-delivered-id"]),
+                missing=_missing(stream, group),
+                lag=None if lag is None else int(lag) + int(group["pending"]),
+                is_shared=int(group["consumers"]) > 1,
+            )
+        ]
+
+    def _begin(self, client: RedisClient) -> None:
+        """Note up to where the group has been given entries, and whether somebody has set that.
+
+        ``XGROUP SETID`` and ``CREATE`` leave a group that does not know how many entries it has read. It may not know
+        that after deletions either; then it cannot be told.
+        """
+        stream, group = client.xinfo_stream(self._stream), self._find_group()
+        if group is not None:
+            is_ours: bool | None = None
+            if group.get("entries-read") is not None:
+                is_ours = True
+            elif stream.get("max-deleted-entry-id") == b"0-0":
+                is_ours = False
+            self.lane_progress.begin("", _numbers(group["last-delivered-id"]), is_ours=is_ours)
 
     def disconnect(self) -> None:
         """Close the client."""
@@ -177,7 +214,10 @@ class RedisStreamProducer(ThreadedProducer):
             if self._claim_idle_s is not None and time.monotonic() >= self._claim_at:
                 if entries := self._claim(count_max):
                     return [self._message(*entry) for entry in entries]
-            return [self._message(*entry) for entry in self._read(">", count_max, wait_s)]
+            entries = self._read(">", count_max, wait_s)
+            if entries:
+                self.lane_progress.note("", _numbers(entries[-1][0]))
+            return [self._message(*entry) for entry in entries]
 
     def idle(self) -> None:
         """Notice a link that is gone also while no entry is read."""
@@ -293,17 +333,7 @@ class RedisStreamProducer(ThreadedProducer):
         pipeline.xinfo_groups(self._stream)
         stream, groups = pipeline.execute()
         group = next((group for group in groups if group["name"] == self._group.encode()), None)
-        if group is None or group.get("entries-read") is None or "entries-added" not in stream:
-            return  # of an older server, or after XGROUP SETID
-        last = _numbers(group["last-delivered-id"])
-        first = stream["first-entry"]
-        if last >= _numbers(stream["last-generated-id"]):
-            ahead = 0
-        elif first is None or _numbers(first[0]) > last:
-            ahead = int(stream["length"])
-        else:
-            return  # some are there that it has got, some that it has not: what is between cannot be counted
-        lost = int(stream["entries-added"]) - int(group["entries-read"]) - ahead
+        lost = 0 if group is None else _missing(stream, group)
         if lost > self._lost:
             _log.error(
                 "entries were trimmed or deleted before they were read", stream=self.name, entries=lost - self._lost
@@ -352,6 +382,21 @@ class RedisStreamTrigger(BrokerTrigger):
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         super().__init__(**arguments_of(locals()))
+
+
+def _missing(stream: Mapping[str, Any], group: Mapping[str, Any]) -> int:
+    """Return how many entries were dropped from a stream before the group got them, as far as it can be known."""
+    if group.get("entries-read") is None or "entries-added" not in stream:
+        return 0  # of an older server, or after XGROUP SETID
+    last = _numbers(group["last-delivered-id"])
+    first = stream["first-entry"]
+    if last >= _numbers(stream["last-generated-id"]):
+        ahead = 0
+    elif first is None or _numbers(first[0]) > last:
+        ahead = int(stream["length"])
+    else:
+        return 0  # some are there that it has got, some that it has not: what is between cannot be counted
+    return max(0, int(stream["entries-added"]) - int(group["entries-read"]) - ahead)
 
 
 def _numbers(entry_id: bytes) -> tuple[int, int]:

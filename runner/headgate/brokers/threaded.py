@@ -29,7 +29,9 @@ from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, Bro
 from headgate.brokers.broker_thread import BrokerStatistics, BrokerThread, Limits
 from headgate.brokers.checked import CheckedProducer
 from headgate.brokers.held import Delivery, Received
-from headgate.triggers.shared_stream import AdvanceItem, Lag, Undecodable
+from headgate.brokers.progress import Progress
+from headgate.protocol.messages.runner import LaneProgress
+from headgate.triggers.shared_stream import AdvanceItem, Lag, LanePosition, Undecodable
 
 __all__ = [
     "BrokerError",
@@ -112,6 +114,7 @@ class ThreadedProducer(CheckedProducer):
             close_s=close_s,
         )
         self._broker_thread = BrokerThread(self, self.limits)
+        self.lane_progress = Progress()  # kept by the adapter, if its broker knows positions
 
     # --- what an adapter writes; all are called in the producer's thread, one at a time, and may block ------------
 
@@ -165,6 +168,16 @@ class ThreadedProducer(CheckedProducer):
         For a broker that lends a message for some time.
         """
 
+    def positions(self) -> Sequence[LanePosition]:
+        """Connect, and return how far the broker has got, for `describe`; `disconnect` follows.
+
+        By default this is what `lag` says, after `look`: to be overridden where the broker knows positions, or where
+        `look` may make what is not there.
+        """
+        self.look()
+        lag = self.lag()
+        return () if lag is None else (LanePosition(lag=lag),)
+
     def idle(self) -> None:
         """Keep the connection alive while nothing may be received; called at least every ``poll_s`` seconds."""
 
@@ -207,6 +220,22 @@ class ThreadedProducer(CheckedProducer):
         """Return what the adapter's `lag` said last."""
         lag = self._broker_thread.statistics().lag
         return None if lag is None else Lag(lag)
+
+    async def describe(self) -> Sequence[LanePosition]:
+        """Ask the adapter's `positions` in a thread, with a connection of its own."""
+        if self.connection_name is not None:
+            self.connection = await self.get_connection(self.connection_name)
+        return await trio.to_thread.run_sync(self._ask_positions, abandon_on_cancel=True)
+
+    def _ask_positions(self) -> Sequence[LanePosition]:
+        try:
+            return self.positions()
+        finally:
+            self.disconnect()
+
+    def progress(self) -> tuple[LaneProgress, ...]:
+        """Return what the adapter has kept."""
+        return self.lane_progress.lanes()
 
     async def aclose(self) -> None:
         """Have the thread acknowledge what it may, and end; a client that hangs is left to itself after ``close_s``."""

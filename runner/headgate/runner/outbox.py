@@ -12,6 +12,7 @@ from collections import deque
 import trio
 
 from headgate.protocol.messages.runner import (
+    DescribedStream,
     DescribedTrigger,
     FinishedTrigger,
     FiredEvent,
@@ -23,7 +24,7 @@ from headgate.protocol.messages.runner import (
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024  # of all waiting events: the memory that an unreachable database may cost
 ROUND_BYTES_MAX = 32 * 1024 * 1024  # of one round: two or three frames, as its last letter may exceed it
 
-Item = FiredEvent | RefusedEvent | FinishedTrigger | DescribedTrigger | RedeliveryEnd
+Item = FiredEvent | RefusedEvent | FinishedTrigger | DescribedTrigger | RedeliveryEnd | DescribedStream
 
 
 class Outbox:
@@ -80,6 +81,7 @@ class Outbox:
         finished: list[FinishedTrigger] = []
         described: list[DescribedTrigger] = []
         redriven: list[RedeliveryEnd] = []
+        streams: list[DescribedStream] = []
         round_bytes = taken = 0
         events_max = 0 if is_heartbeat else self._round_events_max
         while self._items and taken < events_max and round_bytes < ROUND_BYTES_MAX:
@@ -96,8 +98,10 @@ class Outbox:
                 finished.append(item)
             elif isinstance(item, DescribedTrigger):
                 described.append(item)
-            else:
+            elif isinstance(item, RedeliveryEnd):
                 redriven.append(item)
+            else:
+                streams.append(item)
         self._bytes -= round_bytes
         stuck, self._stuck = tuple(self._stuck), []
         if not self._items:
@@ -113,15 +117,16 @@ class Outbox:
             stuck,
             described=tuple(described),
             redriven=tuple(redriven),
+            streams=tuple(streams),
         )
 
 
-def _bytes_of(item: RefusedEvent | FinishedTrigger | DescribedTrigger | RedeliveryEnd) -> int:
+def _bytes_of(item: RefusedEvent | FinishedTrigger | DescribedTrigger | RedeliveryEnd | DescribedStream) -> int:
     """The bytes of an item whose size users' code decides."""
     if isinstance(item, RefusedEvent):
         return len(item.payload_head) + len(item.reason)
     if isinstance(item, DescribedTrigger):
         return len(item.stream_name)
-    if isinstance(item, RedeliveryEnd):
+    if isinstance(item, RedeliveryEnd | DescribedStream):
         return len(item.error)
     return len(item.error) + len(item.traceback)

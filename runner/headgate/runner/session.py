@@ -168,6 +168,8 @@ class RunnerSession:
             match message:
                 case StateSync():
                     await self._sync(message)
+                    for digest in message.describe:
+                        nursery.start_soon(self._describe, digest, name="description of a stream")
                 case Response():
                     self._link.note_response(message)
                 case Drain():
@@ -200,6 +202,10 @@ class RunnerSession:
             marks.reach("session.started")
             self._streams.resume_starts()
             self._is_assembling = False
+
+    async def _describe(self, digest: str) -> None:
+        """Answer a question about a stream, with a round of its own."""
+        self._outbox.enqueue(await self._streams.describe(digest))
 
     def _confirm(self, sync: StateSync) -> None:
         for refusal in sync.refused:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from headgate.child import queries
 from headgate.protocol.messages.queries import GetConnection
-from headgate.protocol.messages.runner import LagUnit
+from headgate.protocol.messages.runner import LagUnit, LaneProgress, Position
 from headgate.triggers.named_values import Connection, connection_of
 
 
@@ -56,6 +56,24 @@ class Lag(NamedTuple):
 
     amount: int
     unit: LagUnit = "messages"
+
+
+class LanePosition(NamedTuple):
+    """One lane as its broker has it; see `SharedStreamProducer.describe`. None: the broker cannot tell.
+
+    Positions are tuples of numbers, a later place is greater: ``(42,)`` for an offset. ``end`` is behind the newest
+    message, ``first`` at the oldest. ``committed``: what is before it is handled by this reader, () if nothing is.
+    ``lag``: how many messages the broker still has for it; ``missing``: how many it has dropped before they were read.
+    ``is_shared``: others may read the lane under the same name, and commit.
+    """
+
+    lane: str = ""
+    end: Position | None = None
+    first: Position | None = None
+    committed: Position | None = None
+    lag: int | None = None
+    missing: int = 0
+    is_shared: bool = False
 
 
 class AdvanceItem(NamedTuple):
@@ -155,6 +173,24 @@ class SharedStreamProducer(abc.ABC):
         """
         return None
 
+    async def describe(self) -> Sequence[LanePosition]:
+        """Ask the broker how far it has got, and return that for each lane; empty: it cannot tell.
+
+        For people alone (``headgate streams drift``). It is called on a producer that was made for this question:
+        `open_stream` is not called, and another producer may read the stream meanwhile, which it must not disturb. It
+        may change nothing at the broker. Cancelled if it takes too long. Raise
+        `SourceMissing` if the broker does not have what is read.
+        """
+        return ()
+
+    def progress(self) -> Sequence[LaneProgress]:
+        """Return how far this producer has come in its lanes, as `describe` names them; empty if that is not kept.
+
+        Called about once a second: it must be cheap, and neither block nor ask the broker. What it raises counts as
+        empty. `headgate.brokers.progress.Progress` keeps it.
+        """
+        return ()
+
     async def get_connection(self, name: str) -> Connection:
         """Return the connection that a user has stored under ``name``; see `headgate.tasks.Connection`.
 
@@ -165,6 +201,10 @@ class SharedStreamProducer(abc.ABC):
 
     async def aclose(self) -> None:  # noqa: B027 - a hook: doing nothing is the default
         """Release what the producer holds. Called exactly once, last of all, within a time limit; best-effort."""
+
+
+class SourceMissing(Exception):
+    """The broker does not have what a producer is to read, or not any more; its text says what."""
 
 
 class AckTimeout(Exception):

@@ -11,21 +11,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nlargest
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headgate.child.error_text import describe_error
 from headgate.child.queries import secrets
 from headgate.protocol.messages.runner import (
     HOLDERS_TOLD_MAX,
+    LANES_TOLD_MAX,
     STREAM_ERROR_CHARS_MAX,
     STREAM_NAME_CHARS_MAX,
     STREAMS_TOLD_MAX,
+    LaneProgress,
     RunnerFigures,
     StreamFigures,
 )
 from headgate.streams.absence import AbsentSubscribers
 from headgate.streams.contract import AdvanceItem, Lag, SharedStreamProducer
 from headgate.streams.identity import StreamIdentity
+from headgate.triggers.base import BaseEventTrigger
 
 if TYPE_CHECKING:
     from headgate.streams.group import Group
@@ -33,6 +36,13 @@ if TYPE_CHECKING:
 
 RECORDS_MAX = 1_000  # of streams that are there and of those that have ended
 CLOCK_STEP_S = 1.0  # a difference of two clocks that has changed by less is the same
+
+
+class Source(NamedTuple):
+    """What a producer of a stream is made of: the first subscriber's class and kwargs."""
+
+    trigger_class: type[BaseEventTrigger]
+    kwargs: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -45,6 +55,7 @@ class StreamRecord:
     ended: int = 0
     last_error: str = ""
     last_error_at: float | None = None  # by the manager's clock
+    source: Source | None = None  # of its producer
 
     def note_advanced(self, batch: Sequence[AdvanceItem]) -> None:
         """Count the messages of an advance that has returned."""
@@ -82,6 +93,17 @@ class StreamRecords:
         if len(self._records) > RECORDS_MAX:
             del self._records[next(iter(self._records))]
         return record
+
+    def find(self, digest: str) -> tuple[Hashable, StreamRecord] | None:
+        """Return the key and the record of a stream by its digest; None if it is not known any more."""
+        for key, record in self._records.items():
+            if isinstance(key, StreamIdentity) and key.digest == digest:
+                return key, record
+        return None
+
+    def wall(self, at: float) -> float:
+        """Return a moment of the manager's clock in seconds since 1970."""
+        return round(at + time() - self._now(), 1)
 
     def figures(self, groups: Iterable[Group], holds: Mapping[str, tuple[Stall, float]]) -> RunnerFigures:
         """Return the figures of the streams of these groups; ``holds``: the stalls that last, and since when, by name.
@@ -126,10 +148,20 @@ class StreamRecords:
             ended=record.ended,
             last_error=record.last_error,
             last_error_at=self._wall(record.last_error_at),
+            progress=progress_of(group.producer),
         )
 
     def _wall(self, at: float | None) -> float | None:
         return None if at is None else round(at + self._ahead_s, 1)
+
+
+def progress_of(producer: SharedStreamProducer | None) -> tuple[LaneProgress, ...]:
+    """Return what the producer says of its lanes, if it is well-formed."""
+    with suppress(Exception):
+        lanes = () if producer is None else tuple(producer.progress())
+        if all(isinstance(lane, LaneProgress) for lane in lanes):
+            return lanes[:LANES_TOLD_MAX]
+    return ()
 
 
 def _lag_of(producer: SharedStreamProducer | None) -> Lag | None:

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -213,6 +213,11 @@ class Ledger:
         """Return the deadline of the oldest event not taken for an advance, of the first lanes; None if none is."""
         lanes = islice(self._lanes.values(), LANES_LOOKED_AT_MAX)
         return min((lane.events[0].deadline for lane in lanes), default=None)
+
+    def oldest_events(self) -> Iterator[tuple[Hashable, BroadcastEvent]]:
+        """Yield the oldest event not taken for an advance of each lane, of the first lanes."""
+        for lane in islice(self._lanes.values(), LANES_LOOKED_AT_MAX):
+            yield lane.value, lane.events[0]
 
     # --- subscribers -----------------------------------------------------------------------------
 

@@ -10,16 +10,18 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import structlog
 import trio
 
-from headgate.protocol.messages.runner import RunnerFigures
+from headgate.protocol.messages.runner import DescribedStream, RunnerFigures
 from headgate.streams.absence import AbsentSubscribers
+from headgate.streams.descriptions import describe_stream
 from headgate.streams.end_deadlines import EndDeadlines
-from headgate.streams.figures import StreamRecords
+from headgate.streams.figures import Source, StreamRecords
 from headgate.streams.flow import FlowControl
 from headgate.streams.group import Group
 from headgate.streams.group_settings import GroupSettings
@@ -34,6 +36,7 @@ from headgate.triggers.base import BaseEventTrigger
 # often, because a deadline may be closer than the resolution of the clock.
 ACK_SCAN_INTERVAL_S_MAX = 1.0
 ACK_SCAN_INTERVAL_S_MIN = 0.001
+DESCRIBED_AT_ONCE_MAX = 4  # streams: each may have a thread that hangs, and a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class SharedStreamManager:
         self._nursery_manager: AbstractAsyncContextManager[trio.Nursery, bool | None] = trio.open_nursery()
         self._nursery: trio.Nursery | None = None
         self._is_closed = False
+        self._describing = trio.CapacityLimiter(DESCRIBED_AT_ONCE_MAX)
 
     # --- lifetime --------------------------------------------------------------------------------
 
@@ -171,12 +175,14 @@ class SharedStreamManager:
         group = self._groups.get(key)
         if group is None:
             _, kwargs = trigger.serialize()
+            record = self._records.of(key)
+            record.source = Source(type(trigger), kwargs)
             group = Group(
                 key=key,
                 trigger_class=type(trigger),
                 kwargs=kwargs,
                 settings=self._settings,
-                record=self._records.of(key),
+                record=record,
                 evict=self._evict,
                 on_progress=self._progress.unpark_all,
             )
@@ -300,6 +306,19 @@ class SharedStreamManager:
     def figures(self) -> RunnerFigures:
         """Return what people are told of the streams (`headgate.streams.figures`)."""
         return self._records.figures(self._groups.values(), self._stall_reports.lasting())
+
+    async def describe(self, digest: str) -> DescribedStream:
+        """Ask the broker of a stream how far it is, also if that is not open (`headgate.streams.descriptions`).
+
+        A few streams are asked at the same moment; the others wait.
+        """
+        async with self._describing:
+            found = self._records.find(digest)
+            if found is None:
+                return DescribedStream(digest, error="the runner has not opened the stream since it started")
+            key, record = found
+            group = partial(self._groups.get, key)
+            return await describe_stream(digest, record, group, self._records.wall, self._settings)
 
     # --- inside ----------------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ from headgate.store.tables import (
     signal,
     signal_wait,
     stream,
+    stream_drift,
     strike,
     supervisor_status,
     task_instance,
@@ -264,9 +265,12 @@ def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
 def _remove_streams(tx: Tx, ids: Sequence[int]) -> Cleaned:
     """Delete streams without triggers. They are locked already; a trigger may have got one right before that."""
     unused = select(stream.c.id).where(stream.c.id.in_(ids), ~exists().where(trigger.c.stream_id == stream.c.id))
-    return Cleaned(
-        {"stream": delete_rows(tx, stream, stream.c.id, list(tx.connection.execute(unused).scalars()))}, ids[-1]
-    )
+    old = list(tx.connection.execute(unused).scalars())
+    rows = {
+        "stream_drift": delete_rows(tx, stream_drift, stream_drift.c.stream_id, old),
+        "stream": delete_rows(tx, stream, stream.c.id, old),
+    }
+    return Cleaned(rows, ids[-1])
 
 
 def _remove_dags(tx: Tx, ids: Sequence[int]) -> Cleaned:

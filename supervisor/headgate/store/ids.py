@@ -7,7 +7,7 @@ The names that people give (of DAGs, of runs, of a DAG's tasks) are strings, and
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, NamedTuple, NewType
+from typing import Final, Literal, NamedTuple, NewType, get_args
 
 import msgspec
 
@@ -20,6 +20,7 @@ TaskInstanceId = NewType("TaskInstanceId", int)
 # Why a trigger that is owned is not started: a user has paused its watcher, it failed on too many messages, or it
 # harmed its runner. The stream of a paused one goes on without it; for the others it waits.
 Hold = Literal["paused", "brake", "quarantine"]
+HOLDS: Final[tuple[Hold, ...]] = get_args(Hold)
 
 # What has become of a dead letter. ``open``: it can be redriven or discarded. ``at_broker``: only its head is kept, so
 # there is nothing to redrive, but its broker has the message. ``redriving``: its message is to be given to its trigger

@@ -28,6 +28,7 @@ from headgate.store.db.transaction import Clock, Database, LeasedTx
 from headgate.store.db.verbs import leased
 from headgate.store.errors import EventExists, ValueRefused
 from headgate.store.facts import trigger_runs
+from headgate.store.facts.drift import DriftVerbs
 from headgate.store.ids import Epoch, Hold
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.signals import sending
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 _WITH_RUNNER = ("shutdown", "reassigned")  # reasons for which runs end that are begun again elsewhere
 
 
-class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, ChangeVerbs, RedriveVerbs):
+class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, ChangeVerbs, RedriveVerbs, DriftVerbs):
     """The verbs of the database, each one transaction (`headgate.store.db.verbs`): here those of triggers.
 
     Those of tasks are in `tasks`, those of the scheduler in `scheduling`, read-only queries in `inspect`, the deletion

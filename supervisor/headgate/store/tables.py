@@ -42,6 +42,7 @@ from headgate.store.consumer_tables import BigId
 from headgate.store.consumer_tables import consumer as consumer
 from headgate.store.consumer_tables import consumer_letter as consumer_letter
 from headgate.store.consumer_tables import metadata as metadata
+from headgate.store.db.fact_tables import stream_drift as stream_drift
 from headgate.store.db.fact_tables import supervisor_status as supervisor_status
 from headgate.store.db.fact_tables import task_span as task_span
 from headgate.store.db.fact_tables import trigger_run as trigger_run
@@ -486,7 +487,6 @@ xcom = Table(
     Column("stored_at", UtcDateTime, nullable=False),
     CheckConstraint(f"length(value) <= {XCOM_BYTES_MAX}", name="value_bytes"),
 )
-
 
 pool = Table(
     "pool",

@@ -17,6 +17,7 @@ The core connects parts that each have their own state:
 `changes`        triggers that a user has changed
 `redrives`       messages that users have redriven
 `recoveries`     triggers that had failed, and do not fail any more
+`drift`          how far the streams are at their brokers
 tasks            scheduling and workers, if this supervisor runs tasks
 ===============  =============================================================================
 
@@ -47,7 +48,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.store.errors import DatabaseReplaced, LeaseLost
 from headgate.store.store import Store
-from headgate.store.triggers.leases import ClaimedTrigger, TriggererRow
+from headgate.store.triggers.leases import TriggererRow
 from headgate.supervisor import commands, status
 from headgate.supervisor.backoff import DatabaseOutage, RateBackoff, Waits
 from headgate.supervisor.commands import Command, Exit, Kill
@@ -62,6 +63,7 @@ from headgate.supervisor.triggers.assignments import Assignments
 from headgate.supervisor.triggers.blame import Blame
 from headgate.supervisor.triggers.changes import Changes
 from headgate.supervisor.triggers.credits import Credits
+from headgate.supervisor.triggers.drift import Drift
 from headgate.supervisor.triggers.holds import Holds
 from headgate.supervisor.triggers.intake import Intake, Stored
 from headgate.supervisor.triggers.leases import Identity, Leases
@@ -97,8 +99,7 @@ class SupervisorCore:
     ) -> None:
         outage, figures = outage or DatabaseOutage(), figures or Figures()
         retry_of, frame_max = settings.retry_of, settings.runner.frame_bytes_max
-        self._store = store
-        self.tasks = tasks
+        self._store, self.tasks = store, tasks
         self._task_logs = task_logs
         self._commands: list[Command] = []
         self._leaving = Leaving(drain_s=settings.drain_s)
@@ -148,6 +149,7 @@ class SupervisorCore:
             is_owed_answer=self.intake.is_waiting_for,
             figures=figures,
         )
+        self.drift = Drift(store, self.runner, retry=retry_of("drift", outage))
         self._published = Published(partial(status.measured, self.runner, self.assignments, tasks))
         # Queries are not in the outage: after one that failed there may never be another.
         self._queries = TriggerQueries(store, answers, frame_bytes_max=frame_max, retry=retry_of("queries", None))
@@ -162,6 +164,7 @@ class SupervisorCore:
                 self.runner.hello(message)
             case StateChanges():
                 self.runner.tell(incarnation, message.figures)
+                self.drift.note(incarnation, message, now)
                 if not self._leaving.is_fenced:
                     self.intake.add_frame(incarnation, message)
                 elif not message.more:
@@ -258,7 +261,7 @@ class SupervisorCore:
         times: list[float | None] = [self._leaving.log_at]
         if not self._leaving.is_fenced:
             times += [self.leases.wake_at(), self.intake.wake_at(), self.holds.wake_at()]
-            times += [self.recoveries.wake_at(), self.blame.wake_at(), self.redrives.wake_at()]
+            times += [self.recoveries.wake_at(), self.blame.wake_at(), self.redrives.wake_at(), self.drift.wake_at()]
             if self.leases.is_held:
                 times += [self.credits.wake_at(), None if self.tasks is None else self.tasks.wake_at()]
         if self.is_leaving and self.runner.state is RunnerState.ABSENT:
@@ -301,11 +304,12 @@ class SupervisorCore:
             log.debug("claimed triggers", triggers=len(claimed))
             self.releases.reclaimed([trigger.id for trigger in claimed])
             for trigger in self.assignments.assign(claimed, now):
-                self._report_unreadable(trigger)
+                self.intake.add_unreadable(trigger)
             # Before they are started: a stream has to know for whom it waits.
             absent = self.assignments.absent([trigger.id for trigger in claimed if trigger.hold is not None])
             self._send_if_running(StateSync(absent=absent) if absent else None)
         self.redrives.found(found.redriving)
+        self.drift.found(found.describe, now)
         if found.has_looked:
             self.credits.look()
         self._send_cancels(self.releases.cancel(found.removed, "user"))
@@ -316,6 +320,7 @@ class SupervisorCore:
             if self.releases.release(self.leases.epoch, now, self.intake.is_waiting_for_others(self.runner.running)):
                 self.leases.poll_soon()  # the supervisor's own writes cause no notification
             self.recoveries.step(self.leases.epoch, now)
+            self._send_if_running(self.drift.step(self.leases.epoch, now))
             self._send_if_running(self.redrives.step(self.leases.epoch, now))
             self._send_if_running(self.credits.step(now))
 
@@ -325,12 +330,6 @@ class SupervisorCore:
     def _send_if_running(self, message: StateSync | None) -> None:
         if message is not None and self.runner.state is RunnerState.RUNNING:
             self.runner.send(message)
-
-    def _report_unreadable(self, trigger: ClaimedTrigger) -> None:
-        """Record the failure of a trigger whose kwargs cannot be read; all others run (I9)."""
-        log.error("a trigger cannot be started", trigger_id=trigger.id, trigger_name=trigger.name, error=trigger.error)
-        failure = FinishedTrigger(trigger.id, "", "failed", 0, error=trigger.error or "its kwargs cannot be read")
-        self.intake.add_frame(0, StateChanges(round=0, finished=(failure,)))
 
     def _lose_lease(self, error: LeaseLost, now: float) -> None:
         """Stop all triggers and write nothing more, because another supervisor owns them now (I10)."""

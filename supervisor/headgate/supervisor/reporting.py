@@ -151,7 +151,7 @@ class Reporter:
             gauges[catalogue.CHECK.name, (name,)] = holds
         gauges[catalogue.READY.name, ()] = all(holds for holds, _ in checks.values())
         counts = self._figures.counts()
-        of_streams, counted = stream_series(self._core.runner.told, time.time())
+        of_streams, counted = stream_series(self._core.runner.told, time.time(), self._core.drift.level)
         gauges |= of_streams
         counts |= counted
         for process, statistics in (("supervisor", statistics_of(self._process)), ("runner", runner)):

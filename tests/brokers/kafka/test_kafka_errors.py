@@ -24,6 +24,7 @@ from headgate.brokers.clients.kafka_client import (
     TopicPartition,
 )
 from headgate.brokers.kafka import KafkaTrigger
+from headgate.brokers.progress import Progress
 from headgate.testing.brokers.reading import Reading, names
 from headgate.testing.brokers.station import CONNECTION, WITHIN_S, wait_until
 
@@ -175,7 +176,8 @@ def test_a_partition_whose_committed_offset_is_not_told_does_not_begin_anew(clus
 
     member = kafka_group.GroupMember(
         {"bootstrap.servers": cluster.address},
-        kafka_group.Reading("orders", TOPIC, GROUP, "test", "latest", "error"),
+        kafka_group.Reading("orders", TOPIC, GROUP, "test", "cluster:1", "latest", "error"),
+        progress=Progress(),
         settle=lambda: None,
         forget=lambda _: None,
         check_topic=lambda: None,

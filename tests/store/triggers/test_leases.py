@@ -136,6 +136,7 @@ def writes(store: Store, epoch: Epoch) -> dict[str, Callable[[], object]]:
     event = FiredEvent(1, "run", 0, 1, b"payload")
     return {
         "heartbeat": lambda: store.heartbeat(epoch),
+        "note_drift": lambda: store.note_drift(epoch, {}, {}),
         "release_triggerer": lambda: store.release_triggerer(epoch),
         "fence_triggerers": lambda: store.fence_triggerers(epoch, dead=[1, 2]),
         "claim_triggers": lambda: store.claim_triggers(epoch, limit=10, queues=QUEUES),

@@ -33,7 +33,7 @@ TOLD = RunnerFigures(
 
 
 def snapshot_of(figures: Figures) -> Snapshot:
-    gauges, counts = stream_series(TOLD, 1000.0)
+    gauges, counts = stream_series(TOLD, 1000.0, lambda digest: 3 if digest.startswith("d1") else 0)
     gauges[catalogue.READY.name, ()] = 1.0
     return Snapshot(figures.counts() | counts, figures.histograms(), gauges, "sqlite")
 
@@ -76,6 +76,7 @@ def test_streams_have_series_of_their_own_even_if_two_have_one_name() -> None:
     assert first == {
         ("stream_lag", ("the log", "bytes")): 70,
         ("stream_in_flight_messages", ("the log",)): 3,
+        ("stream_drift", ("the log",)): 3,
         ("stream_queued_messages", ("the log",)): 4,
         ("stream_subscribers", ("online", "the log")): 2,
         ("stream_subscribers", ("absent", "the log")): 1,

@@ -15,8 +15,17 @@ from headgate.protocol.messages.runner import RefusedEvent, StateChanges, StateS
 # is started; absent subscribers go before creates, so that no stream starts without waiting for them; credits and
 # redriven messages go after the start of their trigger run; what became of messages goes after the events that derive
 # from them.
-_ROUND_FIELDS: Final = ("events", "refused", "finished", "described", "redriven", "stuck")
-_SYNC_FIELDS: Final = ("persisted", "refused", "to_cancel", "absent", "to_create", "credits", "redeliveries")
+_ROUND_FIELDS: Final = ("events", "refused", "finished", "described", "redriven", "stuck", "streams")
+_SYNC_FIELDS: Final = (
+    "persisted",
+    "refused",
+    "to_cancel",
+    "absent",
+    "to_create",
+    "credits",
+    "redeliveries",
+    "describe",
+)
 
 # The size limit of one element of a tuple, or of a message without any, apart from its variable parts: 9 bytes for an
 # integer, 5 for a header, the longest literal; rounded up.
@@ -65,8 +74,8 @@ def split_sync(sync: StateSync, frame_bytes_max: int) -> list[StateSync]:
     """Split a `StateSync` into messages that each fit a frame, all but the last with ``more``.
 
     All of them carry its round. The order is: ``persisted``, ``refused``, ``to_cancel``, ``absent``, ``to_create``,
-    ``credits``, ``redeliveries``; elements keep their order. A message that fits is returned unchanged. Raises
-    `FrameTooLong` if one element does not fit a frame by itself.
+    ``credits``, ``redeliveries``, ``describe``; elements keep their order. A message that fits is returned unchanged.
+    Raises `FrameTooLong` if one element does not fit a frame by itself.
     """
     fields = [getattr(sync, field) for field in _SYNC_FIELDS]
     bound = (

@@ -45,6 +45,10 @@ STREAM_NAME_CHARS_MAX = 250  # of the text that names a shared stream to people
 STREAMS_TOLD_MAX = 200
 HOLDERS_TOLD_MAX = 20  # of one stream
 STREAM_ERROR_CHARS_MAX = 300
+LANES_TOLD_MAX = 100  # of one stream, in its figures
+LANES_DESCRIBED_MAX = 1000  # of one stream, in the answer to a question about it
+LANE_CHARS_MAX = 250  # of the name of a lane
+POSITION_PARTS_MAX = 4  # of a `Position`: the ids of Redis have two
 
 CancelReason = Literal["user", "timeout", "reassigned", "shutdown"]
 EventKind = Literal["event", "success", "failed", "skipped"]
@@ -53,6 +57,8 @@ LetterContent = Literal["event", "message", "undecoded"]
 RedeliveryOutcome = Literal["handled", "rejected", "failed"]
 StallReason = Literal["full queue", "absent subscriber", "unresolved events"]
 LagUnit = Literal["messages", "bytes"]
+# A place in a lane of a broker, an offset for example; a later place is greater. Before all of them is ().
+Position = tuple[int, ...]
 
 
 # --- parts of messages ---------------------------------------------------------------------------
@@ -250,6 +256,26 @@ class Refusal(WireStruct, frozen=True):
     payload_kept: bool
 
 
+class LaneProgress(WireStruct, frozen=True):
+    """How far a producer has come in one lane; part of `StreamFigures`.
+
+    ``began`` is the place that the broker had as committed when this producer began with the lane, at ``begun_at``; ()
+    if it had none. ``is_ours``: whether headgate had committed that (None: the broker cannot tell), at
+    ``committed_at``. Times are in seconds since 1970. ``cursor`` names what the place is a place of: if it is another
+    one, somebody has made it anew. The broker has confirmed everything up to ``advanced``, and was asked for nothing
+    beyond ``asked``.
+    """
+
+    lane: str
+    began: Position = ()
+    begun_at: float = 0.0
+    is_ours: bool | None = None
+    committed_at: float | None = None
+    cursor: str = ""
+    advanced: Position = ()
+    asked: Position = ()
+
+
 class StreamFigures(WireStruct, frozen=True):
     """How one shared stream is at a moment; part of `RunnerFigures`. Times are seconds since 1970, by the runner.
 
@@ -258,7 +284,7 @@ class StreamFigures(WireStruct, frozen=True):
     much its broker has that is not advanced, in ``lag_unit``; None if that is not known. ``held``: why nothing is
     pulled, and ``held_by`` the first `HOLDERS_TOLD_MAX` triggers that cause it. ``oldest_at``: when the oldest message
     that is not advanced was handed out. The counts are of messages since the runner started, and ``ended`` of times
-    that the stream ended by ``last_error``, at ``last_error_at``.
+    that the stream ended by ``last_error``, at ``last_error_at``. ``progress``: of at most `LANES_TOLD_MAX` lanes.
     """
 
     stream: str
@@ -280,6 +306,47 @@ class StreamFigures(WireStruct, frozen=True):
     ended: int = 0
     last_error: str = ""
     last_error_at: float | None = None
+    progress: tuple[LaneProgress, ...] = ()
+
+
+class DescribedLane(WireStruct, frozen=True):
+    """One lane of a stream as its broker and its producer have it; part of `DescribedStream`.
+
+    The broker's: ``end`` is the place behind its newest message, ``first`` that of its oldest, ``committed`` that up to
+    which this reader's messages are handled (() if none is), ``lag`` how many messages it still has for this reader;
+    None: it cannot tell. ``missing``: how many it has dropped before this reader got them. ``is_shared``: others may
+    read for the same group, and commit. The producer's: ``before`` is its `LaneProgress.advanced` before the broker was
+    asked, ``after`` its `LaneProgress.asked` after that; both None if it does not read the lane. ``oldest_key`` and
+    ``oldest_at`` are of the oldest message that is not advanced.
+    """
+
+    lane: str
+    end: Position | None = None
+    first: Position | None = None
+    committed: Position | None = None
+    lag: int | None = None
+    missing: int = 0
+    is_shared: bool = False
+    before: Position | None = None
+    after: Position | None = None
+    oldest_key: str | None = None
+    oldest_at: float | None = None
+
+
+class DescribedStream(WireStruct, frozen=True):
+    """The answer to a question about a stream; part of `StateChanges`. ``stream`` is a digest.
+
+    ``lanes`` are at most `LANES_DESCRIBED_MAX` of ``lanes_in_all``. If the broker could not be asked, ``error`` says
+    why; ``is_missing``: because it does not have what is read. ``progress`` is that of the producer, after the broker
+    was asked.
+    """
+
+    stream: str
+    lanes: tuple[DescribedLane, ...] = ()
+    lanes_in_all: int = 0
+    error: str = ""
+    is_missing: bool = False
+    progress: tuple[LaneProgress, ...] = ()
 
 
 class RunnerFigures(WireStruct, frozen=True):
@@ -323,6 +390,7 @@ class StateChanges(WireStruct, frozen=True, tag="changes"):
     described: tuple[DescribedTrigger, ...] = ()
     redriven: tuple[RedeliveryEnd, ...] = ()
     figures: RunnerFigures | None = None
+    streams: tuple[DescribedStream, ...] = ()
 
 
 # --- supervisor to runner ------------------------------------------------------------------------
@@ -344,7 +412,8 @@ class StateSync(WireStruct, frozen=True, tag="sync"):
     next `StateSync`, which has the same ``round``; the round is answered, and shared streams start, when it is
     complete. In an answer, ``lease_s`` is the time after the round was sent during which brokers may be advanced (I10);
     None means no limit. If ``lease_lost``, the supervisor has lost its lease, so no broker may be advanced any more,
-    whatever this or an earlier message confirmed.
+    whatever this or an earlier message confirmed. ``describe`` are the digests of shared streams whose brokers are to
+    be asked how far they are: each is answered by a `DescribedStream`.
     """
 
     round: int = 0
@@ -358,6 +427,7 @@ class StateSync(WireStruct, frozen=True, tag="sync"):
     absent: tuple[AbsentSubscriber, ...] = ()
     redeliveries: tuple[Redelivery, ...] = ()
     credits: tuple[Credit, ...] = ()
+    describe: tuple[str, ...] = ()
 
 
 class Drain(WireStruct, frozen=True, tag="drain"):

@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
 from headgate.brokers.clients.connecting import check_connection, checks_host, tls_files
 from headgate.triggers.named_values import Connection
 
@@ -139,7 +139,7 @@ def failure_of(error: KafkaError, where: str) -> Exception:
     if code == KafkaError._SSL and "alert" in text:
         return BrokerMisconfigured(f"{where}: the server refuses our certificate: {text}")
     if code in _MISSING:
-        return BrokerMisconfigured(f"{where}: it does not exist (any more): {text}")
+        return BrokerSourceMissing(f"{where}: it does not exist (any more): {text}")
     if code in _UNFIT:
         return BrokerMisconfigured(f"{where}: {text}")
     return KafkaLost(f"{error.name()}: {text}")
@@ -250,6 +250,19 @@ class TopicFound(NamedTuple):
     partitions: int
 
 
+class Offsets(NamedTuple):
+    """Of one partition: its oldest message, what a group has committed (negative: nothing), and its end."""
+
+    first: int
+    committed: int
+    end: int
+
+    @property
+    def lag(self) -> int:
+        """The messages behind the committed offset; without one they count from the beginning."""
+        return max(0, self.end - max(self.first, self.committed))
+
+
 class KafkaAdmin:
     """Asks a cluster about topics and groups. ``where`` is named by its errors; `close` it.
 
@@ -304,13 +317,17 @@ class KafkaAdmin:
 
         A partition without one counts from its beginning.
         """
+        return sum(offsets.lag for offsets in self.offsets(topic, group, partitions).values())
+
+    def offsets(self, topic: str, group: str, partitions: int) -> dict[int, Offsets]:
+        """Return the offsets of a topic's partitions, and those that a group has committed."""
         places = [TopicPartition(topic, number) for number in range(partitions)]
         asked = self._open_client.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group, places)], request_timeout=ANSWER_S
         )
         committed = {place.partition: place.offset for place in self._answer(asked[group]).topic_partitions}
         first, last = (self._offsets(places, spec) for spec in (_EARLIEST, _LATEST))
-        return sum(max(0, last[at] - max(first[at], committed.get(at, -1))) for at in last)
+        return {at: Offsets(first[at], committed.get(at, -1), last[at]) for at in last}
 
     def _offsets(self, places: Sequence[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
         asked = self._open_client.list_offsets(dict.fromkeys(places, spec), request_timeout=ANSWER_S)

@@ -29,11 +29,13 @@ from headgate.brokers.clients.kafka_client import (
     failure_of,
     translated,
 )
+from headgate.brokers.progress import Progress
 
 COMMIT_S: Final = 2.0  # for the answer to a commit: as `headgate.brokers.broker_thread.SETTLE_S`
 COMMIT_LOOK_S: Final = 0.001  # between two looks for it
 ANSWER_S: Final = 10.0  # for the offsets of partitions that are assigned
 POLL_EVERY_S: Final = 2.0  # while nothing may be received: far below max.poll.interval.ms
+MARK: Final = "headgate "  # of our commits, before the time of each
 WAITING_MAX: Final = 1_000  # messages that arrive while a commit is waited for; then partitions are paused
 _LOST_OFFSET: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION)
 _DEFAULTS: Final[Mapping[str, Any]] = {
@@ -58,6 +60,7 @@ class Reading(NamedTuple):
     topic: str
     group: str
     instance: str  # by which the group knows this member again
+    cursor: str  # what the offsets are of: the cluster and the id of the topic
     start: str  # "earliest" or "latest": where a group begins that has committed nothing
     on_offset_lost: str  # "error", "earliest" or "latest"
 
@@ -91,11 +94,13 @@ class GroupMember:
         config: Mapping[str, Any],
         reading: Reading,
         *,
+        progress: Progress,
         settle: Callable[[], None],
         forget: Callable[[set[int]], None],
         check_topic: Callable[[], None],
     ) -> None:
         self._reading = reading
+        self._progress = progress
         self._settle = settle
         self._forget = forget
         self._check_topic = check_topic
@@ -162,6 +167,8 @@ class GroupMember:
         ours = {at: offset for at, offset in offsets.items() if at in self._owned and at not in self._gone}
         if not ours:
             return
+        for number, offset in ours.items():
+            self._progress.note_asked(str(number), (offset,))
         places = [self._place(number, offset) for number, offset in ours.items()]
         with translated(self._reading.name):
             if self._is_called_back:  # it must not be polled here, and the cluster has answered just now
@@ -179,6 +186,7 @@ class GroupMember:
         for number, offset in ours.items():
             if (partition := self._owned.get(number)) is not None:
                 partition.committed = offset
+                self._progress.note_advanced(str(number), (offset,))
 
     def lag(self) -> int | None:
         """Return the messages behind the committed offsets, as far as the client has seen the ends of partitions."""
@@ -196,6 +204,7 @@ class GroupMember:
             committed = self._committed(consumer, partitions)
             first = self._first_offsets(consumer, [place.partition for place in committed if place.offset < 0])
             for place in committed:
+                self._begin(place)
                 place.offset = first.get(place.partition, place.offset)
                 self._owned[place.partition] = _Partition(place.offset)
             if self._is_cooperative:
@@ -205,6 +214,17 @@ class GroupMember:
             consumer.resume(committed)  # a partition that was paused when it was taken away is so still
             numbers = sorted(place.partition for place in committed)
             _log.info("partitions are assigned", stream=self._reading.name, partitions=numbers)
+
+    def _begin(self, place: TopicPartition) -> None:
+        """Note what is committed of a partition that is ours from now on, and who has committed it."""
+        at = committed_at(place.metadata)
+        self._progress.begin(
+            str(place.partition),
+            (place.offset,) if place.offset >= 0 else (),
+            is_ours=place.offset < 0 or at is not None,
+            committed_at=at,
+            cursor=self._reading.cursor,
+        )
 
     def _first_offsets(self, consumer: Consumer, partitions: Sequence[int]) -> dict[int, int]:
         """Return where to begin with partitions of which nothing is committed."""
@@ -219,6 +239,8 @@ class GroupMember:
             _, offsets[number] = consumer.get_watermark_offsets(self._place(number), timeout=ANSWER_S)
         # At once, or a reader that dies before its first message would begin later the next time.
         self._commit_now(consumer, [self._place(number, at) for number, at in offsets.items()])
+        for number, at in offsets.items():
+            self._progress.note(str(number), (at,))
         return offsets
 
     def _committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
@@ -263,6 +285,7 @@ class GroupMember:
     def _give_up(self, partitions: Iterable[int]) -> None:
         """End the generation of partitions: nothing of them that is held now is committed any more."""
         gone = set(partitions)
+        self._progress.give_up([str(number) for number in gone])
         for number in gone:
             self._owned.pop(number, None)
         self._paused -= gone
@@ -352,12 +375,19 @@ class GroupMember:
             self._paused |= running
 
     def _place(self, number: int, offset: int = -1001) -> TopicPartition:
-        return TopicPartition(self._reading.topic, number, offset)
+        # With each commit goes a mark: whoever moves the group's offset leaves another one, or none.
+        return TopicPartition(self._reading.topic, number, offset, metadata=f"{MARK}{time.time():.0f}")
 
     @property
     def _client(self) -> Consumer:
         assert self._consumer is not None, "it is closed"
         return self._consumer
+
+
+def committed_at(metadata: str | None) -> float | None:
+    """Return when headgate has made a commit (seconds since 1970), by its mark; None if it has not."""
+    text = (metadata or "").removeprefix(MARK)
+    return float(text) if text != metadata and text.isascii() and text.isdigit() else None
 
 
 def place_of(message: Message) -> tuple[int, int]:

@@ -21,7 +21,7 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.abc import PQGen
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
 from headgate.brokers.clients.connecting import readable_files
 from headgate.triggers.named_values import Connection
 
@@ -214,7 +214,7 @@ def translated(name: str) -> Generator[None]:
     except errors.InsufficientPrivilege as error:
         raise BrokerMisconfigured(f"{name}: the server refuses access: {_text(error)}") from None
     except _MISSING as error:
-        raise BrokerMisconfigured(f"{name}: it does not exist (any more): {_text(error)}") from None
+        raise BrokerSourceMissing(f"{name}: it does not exist (any more): {_text(error)}") from None
     except psycopg.OperationalError as error:
         text = _text(error)
         if (tls := _TLS_REFUSALS.search(text)) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from headgate.brokers.broker_errors import BrokerMisconfigured
+from headgate.brokers.broker_errors import BrokerMisconfigured, BrokerSourceMissing
 from headgate.brokers.clients.postgres_client import PostgresClient
 
 TIMES: Final = ("timestamp with time zone", "timestamp without time zone", "date")
@@ -78,7 +78,7 @@ def find_table(client: PostgresClient, table: Table, where: str) -> FoundTable:
         {"name": table.name},
     )
     if not found:
-        raise BrokerMisconfigured(f"{where}: it does not exist (any more), or its schema is not in the search path")
+        raise BrokerSourceMissing(f"{where}: it does not exist (any more), or its schema is not in the search path")
     ((oid, sql, kind, persistence, hides_rows, has_children, is_referred_to),) = found
     if kind not in ("r", "p"):
         raise BrokerMisconfigured(f"{where}: it is a view or something else, and must be a table")

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
 from headgate.brokers.clients.connecting import certificate_error, check_connection, tls_context
 from headgate.triggers.named_values import Connection
 
@@ -139,7 +139,7 @@ def translated(name: str) -> Generator[None]:
         if error.reply_code in _REFUSED:
             raise BrokerMisconfigured(f"{name}: the broker refuses access: {text}") from None
         if error.reply_code in _MISSING:
-            raise BrokerMisconfigured(f"{name}: it does not exist (any more): {text}") from None
+            raise BrokerSourceMissing(f"{name}: it does not exist (any more): {text}") from None
         raise RabbitPasses(f"{error.reply_code}: {text}") from error
     except (exceptions.AMQPConnectionError, OSError) as error:
         if (refusal := certificate_error(error)) is not None:

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
 from headgate.brokers.clients.connecting import certificate_error, check_connection, checks_host, tls_files
 from headgate.triggers.named_values import Connection
 
@@ -116,7 +116,7 @@ def translated(name: str) -> Generator[None]:
         if text.startswith("DB index"):
             raise BrokerMisconfigured(f"{name}: the server has no database of this number: {text}") from None
         if text.startswith(("NOGROUP", "UNBLOCKED", "no such key")):
-            raise BrokerMisconfigured(f"{name}: the stream or the group does not exist (any more): {text}") from None
+            raise BrokerSourceMissing(f"{name}: the stream or the group does not exist (any more): {text}") from None
         if text.startswith("WRONGTYPE"):
             raise BrokerMisconfigured(f"{name}: there is a value under that name, and it is not a stream") from None
         raise BrokerError(f"{name}: {text}") from error

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
 from headgate.brokers.clients.connecting import certificate_error, check_connection, tls_files
 from headgate.triggers.named_values import Connection
 
@@ -140,7 +140,7 @@ def translated(name: str) -> Generator[None]:
         if any(each in code for each in _PASSING) or status >= 500:
             raise SqsPasses(text) from None
         if any(each in code for each in _MISSING):
-            raise BrokerMisconfigured(f"{name}: the queue does not exist (any more): {text}") from None
+            raise BrokerSourceMissing(f"{name}: the queue does not exist (any more): {text}") from None
         if code in _REFUSALS or status in (401, 403):
             raise BrokerMisconfigured(f"{name}: AWS refuses access: {text}") from None
         raise BrokerError(f"{name}: {text}") from None

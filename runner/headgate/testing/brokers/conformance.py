@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -10,10 +11,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import structlog
 
+from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.broker_trigger import BrokerTrigger
+from headgate.brokers.threaded import ThreadedProducer
 from headgate.testing.brokers.reading import Reading, names, subscribers
 from headgate.testing.brokers.station import CONNECTION, Station, wait_until
 from headgate.testing.crash.campaign import crash_test
+from headgate.triggers.named_values import Connection
+from headgate.triggers.shared_stream import LanePosition, SourceMissing
 
 MESSAGES = 60
 CUTS = 8  # of the link, each at another place of an answer
@@ -103,6 +108,22 @@ class SourceConformance(_Conformance):
         with self.read(station) as reading:
             reading.wait_stored(names(MESSAGES))
             wait_until(lambda: not list(station.pending()), "everything is acknowledged")
+
+    def test_a_source_tells_how_far_it_is_and_is_left_as_it_is(self, station: Station) -> None:
+        station.publish(names(MESSAGES))
+        lanes = _positions(station)
+        for _ in range(2):
+            assert _positions(station) == lanes
+            assert sum(lane.lag or 0 for lane in lanes) in (0, MESSAGES), "what waits is counted, if the broker tells"
+            assert not any(lane.missing for lane in lanes)
+        assert station.tap.acknowledged == []
+        with self.read(station) as reading:
+            reading.wait_stored(names(MESSAGES))
+            wait_until(lambda: not list(station.pending()), "everything is acknowledged")
+        if lanes and station.can_be_deleted:
+            station.delete()
+            with pytest.raises(SourceMissing, match=r"exist|no such"):
+                _positions(station)
 
     # --- what cannot be handled -------------------------------------------------------------------------
 
@@ -212,7 +233,7 @@ class SourceConformance(_Conformance):
             reading.wait_stored(names(1))
             station.delete()
             failure = reading.failure()
-        assert type(failure).__name__ == "BrokerMisconfigured"
+        assert isinstance(failure, BrokerMisconfigured)
         assert "does not exist" in str(failure)
 
     def test_a_mistake_of_the_user_is_refused_with_an_error_that_shows_no_secret(self, station: Station) -> None:
@@ -225,7 +246,7 @@ class SourceConformance(_Conformance):
             ):
                 failure = reading.failure()
             text = f"{type(failure).__name__}: {failure}"
-            if type(failure).__name__ != "BrokerMisconfigured" or refusal.says not in text:
+            if not isinstance(failure, BrokerMisconfigured) or refusal.says not in text:
                 wrong.append(f"{what}: {text}")
             shown = text + repr(failure) + repr(trigger) + repr(trigger.serialize()) + repr(records)
             if refusal.secret and refusal.secret in shown:
@@ -305,6 +326,19 @@ class BrokerConformance(SourceConformance, ServerConformance):
 
     The station is started, and empty.
     """
+
+
+def _positions(station: Station) -> Sequence[LanePosition]:
+    trigger = station.trigger()
+    _, kwargs = trigger.serialize()
+    producer = trigger.create_shared_stream_producer(kwargs)
+    if not isinstance(producer, ThreadedProducer):
+        pytest.skip("its producer asks no server")
+    producer.connection = Connection.from_uri(CONNECTION, station.uri)
+    try:
+        return producer.positions()
+    finally:
+        producer.disconnect()
 
 
 def _passwords(station: Station) -> set[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,14 +12,30 @@ import msgspec
 import typer
 
 from headgate.cli.commands.why import liveness_here
-from headgate.cli.invocation import invocation
-from headgate.cli.lists import ROWS_LISTED, AllOption, JsonOption, RowsOption, WideOption, print_pages, print_record
+from headgate.cli.invocation import CommandError, invocation
+from headgate.cli.lists import (
+    ROWS_LISTED,
+    AllOption,
+    JsonOption,
+    RowsOption,
+    WideOption,
+    print_json_lines,
+    print_pages,
+    print_record,
+)
 from headgate.cli.tables import Column, fields, print_block, print_fields, print_table
+from headgate.presentation.drift import finding_text, position_text
 from headgate.presentation.moments import age
 from headgate.presentation.streams import hold_text, lag_text
 
 if TYPE_CHECKING:
-    from headgate.store.inspect.streams import LiveStream
+    from headgate.store.facts.drift import StreamDrift
+    from headgate.store.inspect.streams import LiveStream, StreamLine
+    from headgate.store.inspect.why_facts import Liveness
+    from headgate.store.store import Store
+
+DRIFT_WAIT_S = 30.0  # a runner waits for a broker for 20 s
+LOOK_INTERVAL_S = 0.1
 
 app = typer.Typer(help="Shared streams: who reads each, who runs it, and who holds it up.", no_args_is_help=True)
 
@@ -45,6 +64,15 @@ _SUBSCRIBERS_SHOWN: tuple[Column, ...] = (
     *("hold", "stored_at"),
     ("open letters", lambda line: line.open_letters or None),
     ("failures", lambda line: line.failure_count or None),
+)
+
+
+_LANES_SHOWN: tuple[Column, ...] = (
+    *("lane", "verdict"),
+    *((name, lambda lane, name=name: position_text(lane[name])) for name in ("committed", "advanced", "end")),
+    *("lag", ("dropped", lambda lane: lane["missing"] or None)),
+    ("oldest unresolved", lambda lane: lane["oldest_key"]),
+    ("since", lambda lane: None if lane["oldest_at"] is None else _moment(lane["oldest_at"])),
 )
 
 
@@ -93,6 +121,102 @@ def show(
     if error:
         print("\nlast error:")
         print_block(error)
+
+
+@app.command()
+def drift(
+    ctx: typer.Context,
+    stream: Annotated[
+        str | None,
+        typer.Argument(metavar="[STREAM]", help="Its id, or the name of a watcher. Without it: all streams."),
+    ] = None,
+    accept: Annotated[bool, typer.Option("--accept", help="Forget what was found of STREAM, and ask again.")] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for the brokers' answers.")
+    ] = DRIFT_WAIT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the brokers of streams whether they are where headgate has left them.
+
+    The supervisors that run the streams ask them. The exit code is 0 if all are, 1 if one went back, so that messages
+    come again, and 2 if others have moved it or it lost messages before they were read.
+    """
+    from headgate.scheduling.drift import LEVELS, worst
+
+    call = invocation(ctx)
+    if accept and stream is None:
+        raise CommandError("--accept needs the STREAM of which something is accepted")
+    with call.store() as store:
+        liveness = liveness_here(call.settings().lease_silence_max_s)
+        if stream is None:
+            lines = _all_streams(store, liveness)
+        else:
+            lines = [store.inspect.stream(store.inspect.find_stream(stream), liveness=liveness)[0]]
+        accepted = store.ask_drift([line.id for line in lines], accepts=accept)
+        if accept and not as_json:
+            print(f"accepted: {'; '.join(map(finding_text, accepted)) or 'nothing was found'}\n")
+        known = _answers(store, [line.id for line in lines if line.triggerer_id is not None], wait)
+        records = [_drift_record(line, known.get(line.id), store.inspect.newest_key(line.id)) for line in lines]
+    if as_json:
+        print_json_lines(msgspec.to_builtins(record, builtin_types=(datetime,)) for record in records)
+    else:
+        for number, record in enumerate(records):
+            _print_drift(record, is_first=number == 0)
+    raise typer.Exit(max(0, LEVELS[worst(record["verdict"] for record in records)] - 1))
+
+
+def _all_streams(store: Store, liveness: Liveness) -> list[StreamLine]:
+    lines: list[StreamLine] = []
+    while page := store.inspect.streams(beyond_id=lines[-1].id if lines else 0, liveness=liveness):
+        lines += page
+    return lines
+
+
+def _answers(store: Store, stream_ids: Sequence[int], wait_s: float) -> dict[int, StreamDrift]:
+    """Wait until the brokers of these streams have answered, for so many seconds at most; return what is known."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        known = store.inspect.drift(stream_ids)
+        if time.monotonic() >= deadline or all(each.asked_at is None for each in known.values()):
+            return known
+        time.sleep(LOOK_INTERVAL_S)
+
+
+def _drift_record(line: StreamLine, known: StreamDrift | None, newest_key: str | None) -> dict[str, Any]:
+    """Return what is known of the drift of a stream; what was found before counts also if nobody has answered now."""
+    from headgate.scheduling.drift import worst
+
+    record: dict[str, Any] = {"stream": line.id, "name": line.name, "verdict": "cannot be told"}
+    record |= {"newest_stored_key": newest_key, "answered_at": None, "error": None, "found": [], "lanes": []}
+    if known is not None:
+        record["found"] = list(known.found)
+    if line.triggerer_id is None:
+        record["error"] = "no supervisor runs it"
+    elif known is None or known.asked_at is not None:
+        record["error"] = "its supervisor has not answered yet"
+    elif known.report is not None:
+        report = known.report
+        lanes = [msgspec.structs.asdict(lane) for lane in report.lanes]
+        if report.lanes_in_all > len(lanes):
+            record["error"] = f"only {len(lanes):,} of {report.lanes_in_all:,} lanes are told"
+        record |= {"verdict": report.verdict, "answered_at": known.answered_at, "lanes": lanes}
+        record["error"] = report.error or record["error"]
+    record["verdict"] = worst([record["verdict"], *(finding.verdict for finding in record["found"])])
+    return record
+
+
+def _print_drift(record: Mapping[str, Any], *, is_first: bool) -> None:
+    if not is_first:
+        print()
+    print_fields({name: record[name] for name in ("stream", "name", "verdict", "newest_stored_key", "error")})
+    for finding in record["found"]:
+        print(f"found {age(_moment(finding.at))}: {finding_text(finding)}")
+    if record["lanes"]:
+        print_table(record["lanes"], _LANES_SHOWN)
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _live_fields(live: LiveStream) -> dict[str, Any]:

@@ -56,6 +56,7 @@ Action = Literal[
     "runs end",
     "signals forget",
     "signals send",
+    "streams drift",
     "tasks clear",
     "tasks mark-failed",
     "tasks mark-success",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text
+from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text, text
 
 from headgate.store.consumer_tables import BigId, metadata
 from headgate.store.db.times import UtcDateTime
@@ -18,6 +18,22 @@ supervisor_status = Table(
     Column("figures", Text, nullable=False),  # `headgate.store.facts.supervisor_status`, as JSON
     CheckConstraint(f"length(figures) <= {STATUS_CHARS_MAX}", name="figures_chars"),
 )
+
+# How far headgate has come at the broker of a stream: written by the supervisor that runs it, every few seconds at most
+# while it goes on. The texts are JSON of `headgate.scheduling.drift`.
+stream_drift = Table(
+    "stream_drift",
+    metadata,
+    Column("stream_id", BigId, ForeignKey("stream.id"), primary_key=True, autoincrement=False),
+    Column("progress", Text, nullable=False, server_default=text("'[]'")),
+    Column("progress_at", UtcDateTime),
+    Column("found", Text, nullable=False, server_default=text("'[]'")),  # what is wrong, until a user accepts it
+    Column("asked_at", UtcDateTime),  # a user wants the broker asked, and it has not answered yet
+    Column("answered_at", UtcDateTime),
+    Column("report", Text),  # the last answer
+)
+_asked = stream_drift.c.asked_at.is_not(None)
+Index("ix_stream_drift_asked", stream_drift.c.stream_id, postgresql_where=_asked, sqlite_where=_asked)
 
 # A step of a task that has ended: when it was ready, and when it ran. With the task's own row this is its history.
 task_span = Table(

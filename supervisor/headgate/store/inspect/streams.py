@@ -17,6 +17,7 @@ from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
+from headgate.store.facts.drift import StreamDrift, drift_of
 from headgate.store.facts.supervisor_status import PublishedStatus, StreamStatus, published
 from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, BY_SILENCE, Liveness, absence, is_absent, supervisor_texts
@@ -138,6 +139,18 @@ class StreamInspection(Verbs):
         if found is None:
             raise NoSuchRow("stream, or watcher that is known to read one,", name)
         return int(found)
+
+    @reading
+    def newest_key(self, tx: Tx, stream_id: int) -> str | None:
+        """Return the key of the event that was stored last for a stream; None if there is none, or if it has none."""
+        newest = select(func.max(_newest_of(trigger))).where(trigger.c.stream_id == stream_id, _OPEN).scalar_subquery()
+        found = select(trigger_event.c.key).where(trigger_event.c.id == newest)
+        return tx.connection.execute(found).scalar_one_or_none()
+
+    @reading
+    def drift(self, tx: Tx, stream_ids: Collection[int]) -> dict[int, StreamDrift]:
+        """Return what is known of the drift of streams, by id; those of which nothing is known are left out."""
+        return drift_of(tx, stream_ids)
 
     @reading
     def stream(

@@ -83,8 +83,8 @@ from headgate.store.db.transaction import LeasedTx, Tx, is_alive, wait_for_infli
 from headgate.store.db.transaction import read_clock as read_clock
 from headgate.store.db.verbs import leased, single_statement, writing
 from headgate.store.errors import LeaseLost
-from headgate.store.facts import supervisor_status
-from headgate.store.ids import Epoch, Hold, TriggerId
+from headgate.store.facts import drift, supervisor_status
+from headgate.store.ids import HOLDS, Epoch, Hold, TriggerId
 from headgate.store.tables import asset_watcher, dead_letter, stream, trigger, triggerer
 from headgate.store.triggers import reopening, streams, strikes, waiting_tasks, watchers
 from headgate.store.triggers.claimed import ClaimedTrigger as ClaimedTrigger
@@ -119,7 +119,8 @@ class Poll(msgspec.Struct, frozen=True):
     or has timed out. Those that have just fired, and whose own end is on its way here, are among them. ``held`` are its
     open triggers that are not to run until their hold is released. ``changed`` are those that a user has changed, and
     that the supervisor has not read since (`headgate.store.triggers.changes`); some may be held as well.
-    ``redriving`` are those that are to get a message again (`headgate.store.triggers.redrives`).
+    ``redriving`` are those that are to get a message again (`headgate.store.triggers.redrives`). ``describe`` are the
+    digests of its streams whose brokers are to be asked (`headgate.store.facts.drift`).
     """
 
     removed: list[int]
@@ -128,6 +129,7 @@ class Poll(msgspec.Struct, frozen=True):
     held: dict[int, Hold] = {}
     changed: list[int] = []
     redriving: list[int] = []
+    describe: list[str] = []
 
 
 class LeaseVerbs(TriggerVerbs):
@@ -275,9 +277,10 @@ class LeaseVerbs(TriggerVerbs):
             removed=[id_ for id_, state in owned if state == "removed"],
             claimable=len(owned) < len(rows),
             ended=[id_ for id_, state in owned if state == "ended"],
-            held={id_: state for id_, state in owned if state not in ("removed", "ended", "changed", "redriving")},
+            held={id_: state for id_, state in owned if state in HOLDS},
             changed=[id_ for id_, state in owned if state == "changed"],
             redriving=[id_ for id_, state in owned if state == "redriving"],
+            describe=[state.removeprefix(drift.ASKED) for _, state in owned if state.startswith(drift.ASKED)],
         )
 
     @single_statement
@@ -430,7 +433,8 @@ def _poll(queues: tuple[str, ...]) -> Prepared:
     redriving = (
         select(trigger.c.id, literal_column("'redriving'")).select_from(letters).where(is_redriving, mine, not_(over))
     ).distinct()
-    return Prepared(union_all(owned, held, changed, redriving, select(null(), null()).where(claimable)))
+    asked = drift.asked_of(bindparam("epoch"))
+    return Prepared(union_all(owned, held, changed, redriving, asked, select(null(), null()).where(claimable)))
 
 
 @cache

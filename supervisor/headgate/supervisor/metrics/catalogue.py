@@ -112,6 +112,11 @@ STREAM_HELD = _gauge(
 STREAM_OLDEST = _gauge(
     "stream_oldest_seconds", "Age of the oldest message that is handed out and not advanced.", stream=STREAM_NAMES
 )
+STREAM_DRIFT = _gauge(
+    "stream_drift",
+    "Whether its broker is where headgate left it: 0, 2 if it went back, 3 if others have moved it; until accepted.",
+    stream=STREAM_NAMES,
+)
 STREAM_ADVANCED = _counter(
     "stream_advanced_messages",
     "Messages advanced since the runner started.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate.protocol.messages.runner import RunnerFigures, StreamFigures
 from headgate.supervisor.metrics import catalogue
 from headgate.supervisor.metrics.catalogue import Metric
@@ -13,8 +15,11 @@ NAME_CHARS_MAX = 120  # of the label
 DIGEST_CHARS = 8  # of two streams that would have the same label
 
 
-def stream_series(figures: RunnerFigures, now: float) -> tuple[Series, Series]:
-    """Return the gauges and the counters of all streams told; ``now`` is in seconds since 1970."""
+def stream_series(figures: RunnerFigures, now: float, drift: Callable[[str], int]) -> tuple[Series, Series]:
+    """Return the gauges and the counters of all streams told; ``now`` is in seconds since 1970.
+
+    ``drift`` returns the level of a stream by its digest (`headgate.scheduling.drift.LEVELS`).
+    """
     gauges: Series = {}
     counts: Series = {}
     names: set[str] = set()
@@ -25,6 +30,7 @@ def stream_series(figures: RunnerFigures, now: float) -> tuple[Series, Series]:
         if name not in names:
             names.add(name)
             _add(stream, name, now, gauges, counts)
+            gauges[catalogue.STREAM_DRIFT.name, (name,)] = drift(stream.stream)
     return gauges, counts
 
 

@@ -36,6 +36,7 @@ from headgate.protocol.messages.runner import (
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
+from headgate.store.triggers.claimed import ClaimedTrigger
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.redeliveries import Difference
 from headgate.supervisor.backoff import DatabaseRetry
@@ -151,6 +152,12 @@ class Intake:
         # The answers to the rounds being stored, by incarnation and round. A round whose runner died before its last
         # frame is never answered, and none of its seqs may get into another answer (I6).
         self._tallies: dict[tuple[int, int], Tally] = {}
+
+    def add_unreadable(self, trigger: ClaimedTrigger) -> None:
+        """Record the failure of a trigger whose kwargs cannot be read; all others run (I9)."""
+        log.error("a trigger cannot be started", trigger_id=trigger.id, trigger_name=trigger.name, error=trigger.error)
+        failure = FinishedTrigger(trigger.id, "", "failed", 0, error=trigger.error or "its kwargs cannot be read")
+        self.add_frame(0, StateChanges(round=0, finished=(failure,)))
 
     def add_frame(self, incarnation: int, changes: StateChanges) -> None:
         """Queue one frame of a round. Raises `RemoteProtocolError` if the runner does not wait for answers."""

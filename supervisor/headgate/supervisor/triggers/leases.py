@@ -73,7 +73,7 @@ class LeaseStep(msgspec.Struct, frozen=True):
     others lost their leases. ``has_looked``: others seem to have written to the database, or could have for a while.
     ``held`` are all owned triggers with a hold, except those in ``claimed``; None if that was not looked at.
     ``changed``: owned triggers that a user has changed or restarted, as they are now. ``redriving``: owned ones that
-    are to get a message again.
+    are to get a message again. ``describe``: digests of owned streams whose brokers are to be asked.
     """
 
     claimed: list[ClaimedTrigger]
@@ -84,6 +84,7 @@ class LeaseStep(msgspec.Struct, frozen=True):
     held: dict[int, Hold] | None = None
     changed: list[ClaimedTrigger] = []
     redriving: list[int] = []
+    describe: list[str] = []
 
 
 NOTHING_FOUND = LeaseStep([], [])
@@ -341,6 +342,7 @@ class Leases:
             held=poll.held,
             changed=changed,
             redriving=poll.redriving,
+            describe=poll.describe,
         )
 
     def _take_changes(self, epoch: Epoch, found: Sequence[int]) -> list[ClaimedTrigger]:

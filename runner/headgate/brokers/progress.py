@@ -1,0 +1,58 @@
+"""How far a producer has come in its lanes: what the report of drift is made of (``headgate streams drift``).
+
+A producer's thread writes it, trio's thread reads it. Nothing of the producer depends on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from itertools import islice
+
+from msgspec.structs import replace
+
+from headgate.protocol.messages.runner import LANES_TOLD_MAX, LaneProgress, Position
+
+
+class Progress:
+    """The lanes of one producer, by name. Only the lanes that it has begun with are known."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, LaneProgress] = {}
+
+    def begin(
+        self,
+        lane: str,
+        committed: Position,
+        *,
+        is_ours: bool | None = None,
+        committed_at: float | None = None,
+        cursor: str = "",
+    ) -> None:
+        """Begin with a lane, maybe once more: the broker has ``committed``, () for nothing (`LaneProgress`)."""
+        begun_at = time.time()
+        self._lanes[lane] = LaneProgress(lane, committed, begun_at, is_ours, committed_at, cursor, committed, committed)
+
+    def note_asked(self, lane: str, position: Position) -> None:
+        """Note, before the broker is asked, that it may have everything up to this as committed."""
+        if (known := self._lanes.get(lane)) is not None and position > known.asked:
+            self._lanes[lane] = replace(known, asked=position)
+
+    def note_advanced(self, lane: str, position: Position) -> None:
+        """Note that the broker has confirmed that everything up to this is committed."""
+        if (known := self._lanes.get(lane)) is not None and position > known.advanced:
+            self._lanes[lane] = replace(known, advanced=position)
+
+    def note(self, lane: str, position: Position) -> None:
+        """Note both: the broker has given out this message, so it has been asked, and has confirmed it."""
+        self.note_asked(lane, position)
+        self.note_advanced(lane, position)
+
+    def give_up(self, lanes: Collection[str]) -> None:
+        """Forget lanes that others may read from now on."""
+        for lane in lanes:
+            self._lanes.pop(lane, None)
+
+    def lanes(self) -> tuple[LaneProgress, ...]:
+        """Return the first `LANES_TOLD_MAX` lanes."""
+        return tuple(islice(list(self._lanes.values()), LANES_TOLD_MAX))

@@ -1,0 +1,182 @@
+"""How far headgate has come at the brokers of streams, and what is wrong with that (`headgate.scheduling.drift`).
+
+Each stream has at most one row of ``stream_drift``. Its supervisor writes it when a stream has gone on, every few
+seconds at most, and a user to have the broker asked: then the supervisor finds ``asked_at`` by its next poll, has its
+runner ask, and stores the answer. Nothing that headgate does depends on these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Text, and_, func, literal_column, or_, select, update
+
+from headgate.protocol.messages.runner import DescribedStream, LaneProgress
+from headgate.scheduling.drift import (
+    Finding,
+    KnownLane,
+    StreamReport,
+    Verdict,
+    judge_beginning,
+    known_of,
+    report_of,
+    worst,
+)
+from headgate.store.db.bulk import chunks, insert_into
+from headgate.store.db.transaction import LeasedTx, Tx
+from headgate.store.db.verbs import Verbs, acting, leased
+from headgate.store.errors import NoSuchRow
+from headgate.store.tables import stream, stream_drift, triggerer
+
+ASKED: Final = "asked "  # before a digest, where a poll says what is to be done
+FINDINGS_MAX = 1000  # of one stream: as many as lanes are described
+
+_Lanes = Sequence[LaneProgress]
+_ENCODER: Final = msgspec.json.Encoder()
+_KNOWN: Final[msgspec.json.Decoder[tuple[KnownLane, ...]]] = msgspec.json.Decoder(tuple[KnownLane, ...])
+_FOUND: Final[msgspec.json.Decoder[tuple[Finding, ...]]] = msgspec.json.Decoder(tuple[Finding, ...])
+_REPORT: Final = msgspec.json.Decoder(StreamReport)
+
+
+class StreamDrift(msgspec.Struct, frozen=True):
+    """What is known of the drift of a stream.
+
+    ``asked_at``: its broker is to be asked, and has not answered yet. ``report`` is the last answer, of
+    ``answered_at``. ``known`` are the lanes as of ``known_at``, and ``found`` is what nobody has accepted.
+    """
+
+    stream_id: int
+    asked_at: datetime | None = None
+    answered_at: datetime | None = None
+    report: StreamReport | None = None
+    known: tuple[KnownLane, ...] = ()
+    known_at: datetime | None = None
+    found: tuple[Finding, ...] = ()
+
+
+class DriftVerbs(Verbs):
+    """The verbs about drift."""
+
+    @acting
+    def ask_drift(self, tx: Tx, stream_ids: Sequence[int], *, accepts: bool = False) -> tuple[Finding, ...]:
+        """Have the brokers of these streams asked by the supervisors that run them. Raises `NoSuchRow`.
+
+        With ``accepts`` what was found of them before is forgotten; return that.
+        """
+        tx.notify()
+        accepted: list[Finding] = []
+        for ids in chunks(sorted(stream_ids)):
+            names = select(stream.c.id).where(stream.c.id.in_(ids))
+            if missing := set(ids) - set(tx.connection.execute(names).scalars()):
+                raise NoSuchRow("stream", str(min(missing)))
+            _make_rows(tx, ids)
+            if accepts:
+                accepted += [
+                    finding for row in tx.connection.execute(_locked(ids)) for finding in _FOUND.decode(row.found)
+                ]
+            rows = update(stream_drift).where(stream_drift.c.stream_id.in_(ids))
+            tx.connection.execute(rows.values({"asked_at": tx.now} | ({"found": "[]"} if accepts else {})))
+        subject = f"stream {stream_ids[0]}" if len(stream_ids) == 1 else "streams"
+        tx.act("streams drift", subject, counts={"asked": len(stream_ids), "accepted": len(accepted)})
+        return tuple(accepted)
+
+    @leased
+    def note_drift(
+        self, tx: LeasedTx, progress: Mapping[str, _Lanes], described: Mapping[str, DescribedStream]
+    ) -> dict[str, Verdict]:
+        """Store how far streams have come, and what their brokers have answered; both by digest.
+
+        Return what was found of each and not accepted, the worst. Streams that the epoch does not own are passed over:
+        their owner knows better.
+        """
+        verdicts: dict[str, Verdict] = {}
+        for digests in chunks(sorted(progress.keys() | described.keys())):
+            mine = select(stream.c.id, stream.c.digest).where(stream.c.digest.in_(digests))
+            owned = tx.connection.execute(mine.where(stream.c.triggerer_id == tx.epoch)).all()
+            digest_of = {row.id: row.digest for row in owned}
+            _make_rows(tx, list(digest_of))
+            for row in tx.connection.execute(_locked(sorted(digest_of))).all():
+                digest = digest_of[row.stream_id]
+                verdicts[digest] = _note(tx, row, progress.get(digest), described.get(digest))
+        return verdicts
+
+
+def drift_of(tx: Tx, stream_ids: Collection[int]) -> dict[int, StreamDrift]:
+    """Return what is known of the drift of these streams, by id; those of which nothing is known are left out."""
+    found = {}
+    for ids in chunks(sorted(stream_ids)):
+        for row in tx.connection.execute(select(stream_drift).where(stream_drift.c.stream_id.in_(ids))):
+            found[row.stream_id] = StreamDrift(
+                row.stream_id,
+                row.asked_at,
+                row.answered_at,
+                None if row.report is None else _REPORT.decode(row.report),
+                _KNOWN.decode(row.progress),
+                row.progress_at,
+                _FOUND.decode(row.found),
+            )
+    return found
+
+
+def asked_of(mine: Any) -> Any:
+    """Return the SELECT of the digests, behind `ASKED`, of streams of an epoch whose brokers are to be asked."""
+    of = stream_drift.join(stream, stream.c.id == stream_drift.c.stream_id)
+    asked = select(stream.c.id, literal_column(f"'{ASKED}'", Text()).concat(stream.c.digest)).select_from(of)
+    return asked.where(stream_drift.c.asked_at.is_not(None), stream.c.triggerer_id == mine)
+
+
+def _make_rows(tx: Tx, stream_ids: Sequence[int]) -> None:
+    for ids in chunks(sorted(stream_ids)):
+        rows = select(stream_drift.c.stream_id).where(stream_drift.c.stream_id.in_(ids))
+        have = set(tx.connection.execute(rows).scalars())
+        if new := [{"stream_id": id_} for id_ in ids if id_ not in have]:
+            tx.connection.execute(insert_into(tx.connection, stream_drift).on_conflict_do_nothing(), new)
+
+
+def _locked(stream_ids: Sequence[int]) -> Any:
+    rows = select(stream_drift).where(stream_drift.c.stream_id.in_(stream_ids)).order_by(stream_drift.c.stream_id)
+    return rows.with_for_update(key_share=True)
+
+
+def _note(tx: LeasedTx, row: Any, progress: _Lanes | None, described: DescribedStream | None) -> Verdict:
+    values: dict[str, Any] = {}
+    found, now_s = _FOUND.decode(row.found), tx.now.timestamp()
+    if progress is not None:
+        found = _judged(tx, row, progress, found)
+        values |= {"progress": _ENCODER.encode(known_of(progress)).decode(), "progress_at": tx.now}
+    if described is not None:
+        report, found = report_of(described, found, now_s)
+        values |= {"report": _ENCODER.encode(report).decode(), "answered_at": tx.now, "asked_at": None}
+    found = found[:FINDINGS_MAX]
+    values["found"] = _ENCODER.encode(found).decode()
+    tx.connection.execute(update(stream_drift).where(stream_drift.c.stream_id == row.stream_id).values(values))
+    return worst(finding.verdict for finding in found)
+
+
+def _judged(tx: LeasedTx, row: Any, progress: _Lanes, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return what was found before, and what is wrong with where the producer has begun."""
+    known = {lane.lane: lane for lane in _KNOWN.decode(row.progress)}
+    if all(lane.lane not in known or known[lane.lane].begun_at == lane.begun_at for lane in progress):
+        return found
+    known_at = max(row.progress_at, _alive_until(tx, row.progress_at)).timestamp()
+    by_lane = {finding.lane: finding for finding in found}
+    for lane in progress:
+        was = known.get(lane.lane)
+        if was is not None and (verdict := judge_beginning(was, known_at, lane)) is not None:
+            by_lane[lane.lane] = Finding(lane.lane, verdict, was.at, lane.began, tx.now.timestamp())
+    return tuple(by_lane.values())
+
+
+def _alive_until(tx: LeasedTx, known_at: datetime) -> datetime:
+    """Return when a supervisor has written last that may have stored what was known at ``known_at``.
+
+    A stream at rest is not written, so ``known_at`` alone may be long ago. In an old copy of a database that was put in
+    its place, all that were there then have been silent since.
+    """
+    over = or_(triggerer.c.stopped_at.is_not(None), triggerer.c.fenced_at.is_not(None))
+    of_then = and_(triggerer.c.id != tx.epoch, or_(over, triggerer.c.started_at <= known_at))
+    latest = tx.connection.execute(select(func.max(triggerer.c.latest_heartbeat)).where(of_then)).scalar_one()
+    return known_at if latest is None else latest

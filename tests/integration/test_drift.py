@@ -1,0 +1,217 @@
+"""Drift by a real ``headgate triggerer`` and real brokers: what others do to a stream is what the command says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from tests.brokers.servers.absent import skip_or_fail
+from tests.integration.conftest import StartPair
+from tests.integration.pair import WITHIN_S, stored, wait_until
+
+from headgate.brokers.clients.kafka_client import Consumer, TopicPartition
+from headgate.brokers.clients.redis_client import run
+from headgate.store.store import Store
+from headgate.testing.brokers import kafka_station, nats_station, redis_station
+from headgate.testing.brokers.kafka_station import KafkaStation
+from headgate.testing.brokers.nats_station import NatsStation
+from headgate.testing.brokers.reading import names
+from headgate.testing.brokers.redis_station import RedisStation
+
+SETTINGS = {"heartbeat_s": "0.2", "retry_wait_max_s": "1"}
+
+
+class Others(Protocol):
+    """A broker, and what people do to it who are not headgate."""
+
+    station: Any
+
+    @property
+    def uri(self) -> str: ...
+
+    def skip(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+class KafkaOthers:
+    def __init__(self, station: KafkaStation) -> None:
+        self.station = station
+
+    @property
+    def uri(self) -> str:
+        return self.station.uri
+
+    def _commit(self, offset: int) -> None:
+        """As a program can that takes the place of the reader in its group."""
+        station = self.station
+        name = hashlib.blake2b(repr(("shop", station.topic, station.group)).encode(), digest_size=8).hexdigest()
+        config = {"bootstrap.servers": station.address, "group.id": station.group, "log_level": 0}
+        client = Consumer(config | {"group.instance.id": f"headgate-{name}", "enable.auto.commit": False})
+        client.subscribe([station.topic])
+
+        def is_assigned() -> bool:
+            client.poll(0.1)
+            return bool(client.assignment())
+
+        wait_until(is_assigned, "the partition is given to it")
+        client.commit(offsets=[TopicPartition(station.topic, 0, offset)], asynchronous=False)
+        client.close()
+
+    def skip(self) -> None:
+        self._commit(self.station._end(0))
+
+    def reset(self) -> None:
+        self._commit(0)
+
+
+class RedisOthers:
+    def __init__(self, station: RedisStation) -> None:
+        self.station = station
+
+    @property
+    def uri(self) -> str:
+        return self.station.uri
+
+    def _set(self, entry_id: str) -> None:
+        run(self.station.client, "XGROUP", "SETID", self.station.stream, self.station.group, entry_id)
+
+    def skip(self) -> None:
+        self._set("$")
+
+    def reset(self) -> None:
+        self._set("0")
+
+
+class NatsOthers:
+    def __init__(self, station: NatsStation) -> None:
+        self.station = station
+
+    @property
+    def uri(self) -> str:
+        return self.station.uri
+
+    def _make(self, **config: Any) -> None:
+        self.station.ask(f"CONSUMER.DELETE.{self.station.stream}.{self.station.durable}")
+        self.station.create_consumer(self.station.durable, **config)
+
+    def skip(self) -> None:
+        self._make(deliver_policy="new")
+
+    def reset(self) -> None:
+        self._make(deliver_policy="all")
+
+
+@pytest.fixture(params=["kafka", "redis", "nats"])
+def others(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Others]:
+    modules: dict[str, tuple[Any, Any, Any]] = {
+        "kafka": (kafka_station, KafkaStation, KafkaOthers),
+        "redis": (redis_station, RedisStation, RedisOthers),
+        "nats": (nats_station, NatsStation, NatsOthers),
+    }
+    module, station_class, others_class = modules[request.param]
+    path = module.find_server()
+    if path is None:
+        skip_or_fail(f"this machine has no server of {request.param}")
+    folder = tmp_path / "broker"
+    folder.mkdir()
+    station = station_class(folder, path)
+    try:
+        station.create()
+        yield others_class(station)
+    finally:
+        station.close()
+
+
+class Drift:
+    """The command, as a user calls it."""
+
+    def __init__(self, home: Path, database_url: str, keys: str) -> None:
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        self._environment |= {"HEADGATE_HOME": str(home), "HEADGATE_DATABASE_URL": database_url}
+        self._environment["HEADGATE_FERNET_KEYS"] = keys
+
+    def __call__(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Return the exit code, and what it says of the only stream."""
+        command = [sys.executable, "-m", "headgate.cli", "streams", "drift", "orders", "--json", *arguments]
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, timeout=WITHIN_S, check=False
+        )
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def wait(self, code: int, verdict: str) -> dict[str, Any]:
+        """Ask until this is what is said."""
+        said: list[Any] = []
+
+        def is_said() -> bool:
+            said[:] = self()
+            return bool(said[0] == code and said[1]["verdict"] == verdict)
+
+        wait_until(is_said, lambda: f"exit code {code}, {verdict}; the last was {said}")
+        record: dict[str, Any] = said[1]
+        return record
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the tests of the store have both
+def test_what_others_do_to_a_stream_is_told(
+    others: Others, start_pair: StartPair, users_store: Store, tmp_path: Path, database_url: str, keys: str
+) -> None:
+    station, drift = others.station, Drift(tmp_path, database_url, keys)
+    settings = SETTINGS | {"conn_shop": others.uri}
+    _, kwargs = station.trigger().serialize()
+    classpath = type(station.trigger())._classpath()
+    users_store.add_watcher("orders", classpath, kwargs | {"connection": "shop"})
+    station.publish(names(5))
+    pair = start_pair(**settings)
+    wait_until(lambda: stored(users_store) == 5, "five messages are stored")
+    wait_until(lambda: not station.pending(), "they are acknowledged")
+    (lane,) = drift.wait(0, "ok")["lanes"]
+    assert lane["committed"] == lane["advanced"]
+    assert lane["lag"] == 0
+
+    # While nobody reads, somebody passes over two messages.
+    pair.stop()
+    station.publish(names(2, 5))
+    others.skip()
+    station.publish(names(1, 7))
+    pair = start_pair(**settings)
+    wait_until(lambda: stored(users_store) == 6, "what comes after that is stored")
+    record = drift.wait(2, "moved by others")
+    assert [found["verdict"] for found in record["found"]] == ["moved by others"]
+    assert record["found"][0]["was"] < record["found"][0]["now"]
+    # It is told until somebody accepts it, whatever happens meanwhile.
+    pair.stop()
+    pair = start_pair(**settings)
+    drift.wait(2, "moved by others")
+    code, accepted = drift("--accept")
+    assert (code, accepted["verdict"], accepted["found"]) == (0, "ok", [])
+
+    # Somebody sets it back to the beginning: all comes again, what was passed over for the first time.
+    pair.stop()
+    others.reset()
+    pair = start_pair(**settings)
+    wait_until(lambda: stored(users_store) == 8, "what was passed over is stored")
+    drift.wait(1, "went back")
+    drift("--accept")
+    drift.wait(0, "ok")
+
+    # A death is no drift, although the database does not know the last messages.
+    station.publish(names(50, 8))
+    wait_until(lambda: stored(users_store) > 10, "some are stored")
+    pair.kill()
+    pair = start_pair(**settings)
+    wait_until(lambda: stored(users_store) == 58, "all are stored")
+    wait_until(lambda: not station.pending(), "they are acknowledged")
+    drift.wait(0, "ok")
+
+    station.delete()
+    record = drift.wait(2, "unknown to the broker")
+    assert record["error"]

@@ -1,0 +1,109 @@
+"""The verdicts on drift: what is wrong with where a reader begins, and with what a broker answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.protocol.messages.runner import DescribedLane, DescribedStream, LaneProgress
+from headgate.scheduling.drift import (
+    LEVELS,
+    LOG_NEWER_S,
+    Finding,
+    KnownLane,
+    Verdict,
+    judge_beginning,
+    judge_lane,
+    report_of,
+    worst,
+)
+
+KNOWN = KnownLane("0", (40,), "topic", begun_at=1.0)
+KNOWN_AT = 1_000.0
+
+
+@pytest.mark.parametrize(
+    ("began", "changes", "verdict"),
+    [
+        ((40,), {}, None),
+        # Our own commits that the database does not know yet, because the supervisor died.
+        ((45,), {"is_ours": True, "committed_at": KNOWN_AT + 5}, None),
+        ((45,), {"is_ours": True, "committed_at": KNOWN_AT + LOG_NEWER_S + 1}, "log newer than the database"),
+        ((45,), {"is_ours": True, "committed_at": KNOWN_AT + LOG_NEWER_S}, None),
+        # A broker that cannot tell who it was: the database may be some seconds old.
+        ((45,), {"is_ours": None}, None),
+        ((45,), {"is_ours": False}, "moved by others"),
+        ((45,), {"is_ours": None, "cursor": "another topic"}, "moved by others"),
+        ((39,), {"is_ours": True}, "went back"),
+        ((), {"is_ours": True}, "went back"),
+        # It is known already: what the database has is of this reader, which has gone on since it began.
+        ((39,), {"begun_at": 1.0}, None),
+        ((45,), {"begun_at": 1.0, "is_ours": False}, None),
+    ],
+)
+def test_where_a_reader_begins_is_held_against_where_headgate_was(
+    began: tuple[int, ...], changes: dict[str, Any], verdict: Verdict | None
+) -> None:
+    fields: dict[str, Any] = {"begun_at": 2.0, "cursor": "topic"} | changes
+    lane = LaneProgress("0", began, **fields)
+    assert judge_beginning(KNOWN, KNOWN_AT, lane) == verdict
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({"committed": (7,), "before": (6,), "after": (8,)}, "ok"),
+        ({"committed": (7,), "before": (6,), "after": (8,), "lag": 3}, "behind"),
+        ({"committed": (9,), "before": (6,), "after": (8,)}, "moved by others"),
+        ({"committed": (9,), "before": (6,), "after": (8,), "is_shared": True}, "ok"),
+        ({"committed": (5,), "before": (6,), "after": (8,), "lag": 3}, "went back"),
+        ({"committed": (), "before": (6,), "after": (8,)}, "went back"),
+        ({"committed": (1,), "before": (), "after": ()}, "moved by others"),
+        ({"committed": (7,), "before": (6,), "after": (8,), "missing": 2}, "dropped unread"),
+        # A lane that we do not read, and a broker that has no positions.
+        ({"committed": (9,)}, "ok"),
+        ({"lag": 3}, "behind"),
+        ({}, "ok"),
+        # Ids of two numbers.
+        ({"committed": (5, 10), "before": (5, 9), "after": (5, 9)}, "moved by others"),
+    ],
+)
+def test_the_answer_of_a_broker_is_held_against_what_its_reader_knows(fields: dict[str, Any], verdict: Verdict) -> None:
+    assert judge_lane(DescribedLane("0", **fields)) == verdict
+
+
+def test_what_was_found_stays_in_the_report_until_it_is_accepted() -> None:
+    moved = Finding("0", "moved by others", (40,), (45,), 1.0)
+    fine = DescribedStream("d", (DescribedLane("0", committed=(50,), before=(50,), after=(50,)),), 1)
+    report, found = report_of(fine, [moved], 2.0)
+    assert (report.verdict, report.lanes[0].verdict, report.lanes[0].finding) == (moved.verdict, moved.verdict, moved)
+    assert found == (moved,)
+    assert report_of(fine, [], 2.0)[0].verdict == "ok"
+
+
+def test_what_an_answer_shows_is_found() -> None:
+    lanes = (
+        DescribedLane("0", committed=(9,), before=(6,), after=(8,)),
+        DescribedLane("1", committed=(5,), before=(6,), after=(8,)),
+        DescribedLane("2", committed=(7,), before=(6,), after=(8,), lag=1),
+    )
+    report, found = report_of(DescribedStream("d", lanes, 3), [], 2.0)
+    assert found == (
+        Finding("0", "moved by others", (8,), (9,), 2.0),
+        Finding("1", "went back", (6,), (5,), 2.0),
+    )
+    assert [lane.verdict for lane in report.lanes] == ["moved by others", "went back", "behind"]
+    assert report.verdict == "moved by others"
+
+
+def test_a_broker_that_does_not_answer_is_no_drift_unless_it_does_not_have_the_source() -> None:
+    assert report_of(DescribedStream("d", error="it hangs"), [], 2.0)[0].verdict == "cannot be told"
+    gone = report_of(DescribedStream("d", error="no such topic", is_missing=True), [], 2.0)[0]
+    assert (gone.verdict, gone.error) == ("unknown to the broker", "no such topic")
+
+
+def test_a_loss_is_worse_than_what_comes_again() -> None:
+    assert worst(["behind", "moved by others", "went back", "ok"]) == "moved by others"
+    assert worst([]) == "ok"
+    assert {verdict for verdict, level in LEVELS.items() if level == 2} == {"went back"}
