@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from headgate.protocol.messages.queries import LastEvent, Request, Response, Sto
 from headgate.protocol.messages.runner import (
     PROTOCOL_VERSION,
     CancelTrigger,
+    DescribedStream,
     FinishedTrigger,
     FiredEvent,
     Hello,
@@ -46,7 +47,8 @@ from headgate.runner.session import (
     EXIT_PROTOCOL,
     shake_hands,
 )
-from headgate.streams.contract import AdvanceOutcome
+from headgate.streams.contract import AdvanceOutcome, LanePosition
+from headgate.streams.identity import identify
 from headgate.streams.lease import Lease
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, LastEventUnknown, TaskSuccessEvent, TriggerEvent
 
@@ -412,3 +414,40 @@ async def test_a_query_that_cannot_be_answered_raises_what_is_known(autojump_clo
         await supervisor.until(lambda: supervisor.events)
         assert isinstance(answers[0], LastEventUnknown)
         assert str(answers[0]) == "the database is away"
+
+
+async def test_a_stream_is_asked_about_once_at_a_time_however_often_its_supervisor_wants_it(
+    autojump_clock: MockClock,
+) -> None:
+    class Asked(Broker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked, self.answers = 0, trio.Event()
+
+        async def describe(self) -> list[LanePosition]:
+            self.asked += 1
+            await self.answers.wait()
+            return [LanePosition(lag=7)]
+
+    broker = Asked()
+    described: list[DescribedStream] = []
+    async with supervising() as supervisor:
+
+        async def hear_until(condition: Callable[[], Any]) -> None:
+            while not condition():
+                changes = await supervisor.hear_round()
+                described.extend(changes.streams)
+                await supervisor.answer(changes)
+
+        await supervisor.start(watcher_of(broker))
+        digest = identify("stream").digest
+        for _ in range(3):
+            await supervisor.say(StateSync(describe=(digest, digest)))
+        await wait_all_tasks_blocked()
+        assert broker.asked == 1
+        broker.answers.set()
+        await hear_until(lambda: described)
+        assert [each.lanes[0].lag for each in described] == [7]
+        await supervisor.say(StateSync(describe=(digest,)))
+        await hear_until(lambda: len(described) == 2)
+        assert broker.asked == 2

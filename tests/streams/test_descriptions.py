@@ -13,8 +13,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.brokers.progress import Progress
 from headgate.child.queries import secrets
-from headgate.protocol.messages.runner import DescribedStream, LaneProgress
+from headgate.protocol.link.splitting import split_round
+from headgate.protocol.messages.runner import (
+    KWARGS_BYTES_MAX,
+    LANES_TOLD_MAX,
+    DescribedStream,
+    LaneProgress,
+    StateChanges,
+)
 from headgate.streams import descriptions
+from headgate.streams.figures import progress_of
 from headgate.streams.identity import identify
 from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import LanePosition, PollTerminated, SharedStreamManager, SourceMissing
@@ -133,6 +141,9 @@ async def test_a_stream_that_has_failed_is_asked_about_all_the_same(autojump_clo
         ([LanePosition(committed=(-1,))], "a position is a tuple of up to 4 numbers below 2\\*\\*64"),
         ([LanePosition(committed=(1.5,))], "a position is a tuple"),  # type: ignore[arg-type]
         ([LanePosition("x" * 251)], "the name of a lane has at most 250 characters"),
+        ([LanePosition(7)], "the name of a lane is a str, not a value of type int"),  # type: ignore[arg-type]
+        ([LanePosition(lag="many")], "ValueError: invalid literal"),  # type: ignore[arg-type]
+        ([LanePosition(missing=None)], "TypeError: int"),  # type: ignore[arg-type]
         ([], "its broker cannot tell how far it is"),
         (7, "TypeError"),
     ],
@@ -186,3 +197,68 @@ async def test_what_a_reader_says_of_itself_is_told_with_its_figures_if_it_can_b
         broker.progress = lambda: ["nonsense"]  # type: ignore[method-assign, assignment, return-value]
         (stream,) = streams.figures().streams
         assert stream.progress == ()
+
+
+@pytest.mark.parametrize(
+    "lane",
+    [
+        LaneProgress("x" * 251),
+        LaneProgress("\ud800"),
+        LaneProgress("0", cursor="x" * 251),
+        LaneProgress("0", (2**64,)),
+        LaneProgress("0", asked=(-1,)),
+        LaneProgress("0", begun_at=float("nan")),
+        LaneProgress("0", committed_at=float("inf")),
+        LaneProgress("0", is_ours="yes"),  # type: ignore[arg-type]
+        LaneProgress(7),  # type: ignore[arg-type]
+    ],
+)
+async def test_progress_that_cannot_be_sent_is_left_out(lane: LaneProgress) -> None:
+    broker = Broker()
+    broker.progress = lambda: (lane,)  # type: ignore[method-assign]
+    assert progress_of(broker) == ()
+
+
+async def test_an_answer_can_be_sent_whatever_its_lanes_are_called_and_fits_the_shortest_frame(
+    autojump_clock: MockClock,
+) -> None:
+    broker = Broker()
+    broker.answer = [LanePosition("\ud800\0", lag=2**70)]
+    (lane,) = (await ask(broker)).lanes
+    assert (lane.lane, lane.lag) == ("\\ud800\\x00", 2**63 - 1)
+    broker.answer = [LanePosition(f"{number:05}" + "\U00010000" * 245) for number in range(2_000)]
+    found = await ask(broker)
+    assert found.lanes_in_all == 2_000
+    assert len(found.lanes) > 400
+    changes = StateChanges(1, streams=(found,))
+    assert split_round(changes, KWARGS_BYTES_MAX) == [changes]
+
+
+async def test_the_figures_of_all_streams_have_a_limit_of_lanes(autojump_clock: MockClock) -> None:
+    lanes = tuple(LaneProgress(str(number), begun_at=1.0) for number in range(150))
+    async with SharedStreamManager() as streams:
+        for number in range(25):
+            broker = Broker()
+            broker.progress = lambda: lanes  # type: ignore[method-assign]
+            key = identify(("log", str(number)))
+            streams.subscribe(trigger_id=number, trigger=flow_rig.Acking(broker), key=key)
+        await wait_all_tasks_blocked()
+        told = streams.figures().streams
+    assert [len(stream.progress) for stream in told] == [100] * 20 + [0] * 5
+
+
+def test_lanes_are_told_up_to_a_limit_and_one_that_has_none_left_says_so() -> None:
+    progress = Progress()
+    assert progress.lanes() == ()
+    for number in range(LANES_TOLD_MAX + 1):
+        progress.begin(str(number), (5,))
+    assert len(progress.lanes()) == LANES_TOLD_MAX
+    progress.give_up([str(number) for number in range(LANES_TOLD_MAX)])
+    (left,) = progress.lanes()
+    assert left.lane == str(LANES_TOLD_MAX)
+    assert left.begun_at > 0
+    progress.give_up([left.lane, "of others"])
+    (given_up,) = progress.lanes()
+    assert (given_up.lane, given_up.begun_at, given_up.advanced) == (left.lane, 0.0, ())
+    progress.begin("7", (9,))
+    assert [lane.lane for lane in progress.lanes()] == ["7"]

@@ -150,3 +150,20 @@ def test_a_database_that_is_away_costs_no_answer(
         supervisor.pass_time_with_heartbeats(3)
     supervisor.pass_time_with_heartbeats(20)
     assert of(world).known[0].at == (7,)
+
+
+def test_what_a_reader_has_given_up_is_not_held_against_where_it_begins_again(
+    world: World, supervisor: Supervised
+) -> None:
+    supervisor.round(figures=figures(7))
+    supervisor.pass_time_with_heartbeats(STORE_INTERVAL_S)
+    # A producer without a lane says nothing; one that has given its lane up says that.
+    supervisor.round(figures=RunnerFigures((StreamFigures(DIGEST, "the log"),), 1))
+    supervisor.pass_time_with_heartbeats(STORE_INTERVAL_S)
+    assert of(world).known[0].at == (7,)
+    supervisor.round(figures=RunnerFigures((StreamFigures(DIGEST, "the log", progress=(LaneProgress("0"),)),), 1))
+    supervisor.pass_time_with_heartbeats(STORE_INTERVAL_S)
+    assert of(world).known == ()
+    supervisor.round(figures=figures(99, began=99, begun_at=2.0, is_ours=False))
+    supervisor.pass_time_with_heartbeats(1)
+    assert (of(world).known[0].at, of(world).found) == ((99,), ())

@@ -19,6 +19,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._lanes: dict[str, LaneProgress] = {}
+        self._given_up: str | None = None  # the lane that was given up last
 
     def begin(
         self,
@@ -51,8 +52,10 @@ class Progress:
     def give_up(self, lanes: Collection[str]) -> None:
         """Forget lanes that others may read from now on."""
         for lane in lanes:
-            self._lanes.pop(lane, None)
+            if self._lanes.pop(lane, None) is not None:
+                self._given_up = lane
 
     def lanes(self) -> tuple[LaneProgress, ...]:
-        """Return the first `LANES_TOLD_MAX` lanes."""
-        return tuple(islice(list(self._lanes.values()), LANES_TOLD_MAX))
+        """Return the first `LANES_TOLD_MAX` lanes; if all were given up, one of these, with 0 as its beginning."""
+        lanes = tuple(islice(list(self._lanes.values()), LANES_TOLD_MAX))
+        return lanes if lanes or self._given_up is None else (LaneProgress(self._given_up),)

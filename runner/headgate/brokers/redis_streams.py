@@ -115,9 +115,12 @@ class RedisStreamProducer(ThreadedProducer):
         with translated(self.name):
             self._check_server(client)
             self._check_stream(client)
-            # Both change nothing: whether the permissions are there is better known now.
+            # These change nothing: whether the permissions are there is better known now.
             run(client, "XACK", self._stream, self._group, "0-0")
             self._read("0", 1, None)
+            if self._dead_letter is not None:
+                client.xpending_range(self._stream, self._group, "-", "+", 1)
+                run(client, "XRANGE", self._stream, "0-0", "0-0")
             self._look_for_losses()
             self._begin(client)
         self._pending_from = b"0"

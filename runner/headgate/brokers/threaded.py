@@ -30,6 +30,7 @@ from headgate.brokers.broker_thread import BrokerStatistics, BrokerThread, Limit
 from headgate.brokers.checked import CheckedProducer
 from headgate.brokers.held import Delivery, Received
 from headgate.brokers.progress import Progress
+from headgate.child.own_threads import OwnThreads
 from headgate.protocol.messages.runner import LaneProgress
 from headgate.triggers.shared_stream import AdvanceItem, Lag, LanePosition, Undecodable
 
@@ -54,8 +55,10 @@ RETRY_S = 0.1  # before a message that failed is handed out again, then twice as
 RETRY_MAX_S = 30.0  # ... up to this
 CLOSE_S = 4.0  # below `headgate.streams.group.PRODUCER_CLOSE_TIMEOUT_S`
 HEAD_BYTES_MAX = 4096  # kept of a message that is too long
+ASKING_THREADS_MAX = 8  # a question to a broker that hangs keeps its thread until the client gives up
 
 _log = structlog.get_logger("headgate.brokers")
+_asking = OwnThreads("headgate questions to brokers", ASKING_THREADS_MAX)
 
 
 class ThreadedProducer(CheckedProducer):
@@ -225,7 +228,7 @@ class ThreadedProducer(CheckedProducer):
         """Ask the adapter's `positions` in a thread, with a connection of its own."""
         if self.connection_name is not None:
             self.connection = await self.get_connection(self.connection_name)
-        return await trio.to_thread.run_sync(self._ask_positions, abandon_on_cancel=True)
+        return await _asking.run(self._ask_positions)
 
     def _ask_positions(self) -> Sequence[LanePosition]:
         try:

@@ -107,6 +107,7 @@ class RunnerSession:
         self._outbox = Outbox(events_max=settings.outbox_events_max, round_events_max=settings.round_events_max)
         self._lease = Lease(request_round=self._outbox.request_round)
         self._is_assembling = False
+        self._describing: set[str] = set()  # streams whose brokers are being asked, or wait for that
         self._exit_code = EXIT_DRAINED
         self._streams: SharedStreamManager
         self._host: Host
@@ -168,7 +169,8 @@ class RunnerSession:
             match message:
                 case StateSync():
                     await self._sync(message)
-                    for digest in message.describe:
+                    for digest in set(message.describe) - self._describing:
+                        self._describing.add(digest)
                         nursery.start_soon(self._describe, digest, name="description of a stream")
                 case Response():
                     self._link.note_response(message)
@@ -205,7 +207,9 @@ class RunnerSession:
 
     async def _describe(self, digest: str) -> None:
         """Answer a question about a stream, with a round of its own."""
-        self._outbox.enqueue(await self._streams.describe(digest))
+        description = await self._streams.describe(digest)
+        self._describing.remove(digest)
+        self._outbox.enqueue(description)
 
     def _confirm(self, sync: StateSync) -> None:
         for refusal in sync.refused:

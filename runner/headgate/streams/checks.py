@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import AsyncIterator, Hashable
 from typing import Any
 
 import trio
 
-from headgate.protocol.messages.runner import KEY_CHARS_MAX
+from headgate.child.error_text import storable
+from headgate.protocol.messages.runner import KEY_CHARS_MAX, LANE_CHARS_MAX, POSITION_PARTS_MAX, LaneProgress
 from headgate.triggers.base import BaseEventTrigger
 
 
@@ -46,6 +48,24 @@ def hashable(lane: Any, producer: object) -> Hashable:
         raise TypeError(f"{name}.get_advance_lane must return a hashable value: {error}") from error
     found: Hashable = lane
     return found
+
+
+def is_position(place: object) -> bool:
+    """Whether an author's value is a place in a lane that can be sent."""
+    if not isinstance(place, tuple) or len(place) > POSITION_PARTS_MAX:
+        return False
+    return all(type(part) is int and 0 <= part < 2**64 for part in place)
+
+
+def is_progress(lane: object) -> bool:
+    """Whether an author's value is a `LaneProgress` that can be sent and stored."""
+    return (
+        isinstance(lane, LaneProgress)
+        and all(len(text) <= LANE_CHARS_MAX and storable(text) == text for text in (lane.lane, lane.cursor))
+        and all(map(is_position, (lane.began, lane.advanced, lane.asked)))
+        and all(math.isfinite(at) for at in (lane.begun_at, lane.committed_at or 0.0))
+        and lane.is_ours in (None, False, True)
+    )
 
 
 def check_key(key: object, producer: object) -> None:

@@ -8,14 +8,16 @@ asked, and those that it may have asked for after that. If only headgate commits
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import trio
 
-from headgate.child.error_text import describe_error
+from headgate.child.error_text import describe_error, storable
 from headgate.child.queries import secrets
+from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import (
+    DESCRIBED_BYTES_MAX,
     KEY_CHARS_MAX,
     LANE_CHARS_MAX,
     LANES_DESCRIBED_MAX,
@@ -71,7 +73,7 @@ async def describe_stream(
     oldest = _oldest(group(), wall, settings.ack_timeout_s)
     return DescribedStream(
         digest,
-        tuple(_described(lane, before.get(lane.lane), after.get(lane.lane), oldest) for lane in lanes),
+        tuple(_fitting(_described(lane, before.get(lane.lane), after.get(lane.lane), oldest) for lane in lanes)),
         len(found),
         progress=tuple(after.values()),
     )
@@ -91,7 +93,8 @@ async def _ask(record: StreamRecord) -> Sequence[LanePosition]:
 
 
 def _by_name(group: Group | None) -> dict[str, LaneProgress]:
-    return {lane.lane: lane for lane in progress_of(None if group is None else group.producer)}
+    lanes = progress_of(None if group is None else group.producer)
+    return {lane.lane: lane for lane in lanes if lane.begun_at}
 
 
 def _is_beyond(committed: Position | None, lane: LaneProgress | None) -> bool:
@@ -103,12 +106,32 @@ def _checked(position: LanePosition) -> LanePosition:
     if not isinstance(position, LanePosition):
         raise TypeError(f"describe must return LanePositions, not {checks.shape(position)}")
     for place in (position.end, position.first, position.committed):
-        is_place = isinstance(place, tuple) and len(place) <= POSITION_PARTS_MAX
-        if place is not None and not (is_place and all(type(part) is int and 0 <= part < 2**64 for part in place)):
+        if place is not None and not checks.is_position(place):
             raise ValueError(f"a position is a tuple of up to {POSITION_PARTS_MAX} numbers below 2**64, not {place!r}")
+    if not isinstance(position.lane, str):
+        raise TypeError(f"the name of a lane is a str, not {checks.shape(position.lane)}")
     if len(position.lane) > LANE_CHARS_MAX:
         raise ValueError(f"the name of a lane has at most {LANE_CHARS_MAX} characters, not {len(position.lane):,}")
-    return position
+    return position._replace(
+        lane=storable(position.lane)[:LANE_CHARS_MAX],
+        lag=None if position.lag is None else _count(position.lag),
+        missing=_count(position.missing),
+        is_shared=bool(position.is_shared),
+    )
+
+
+def _count(amount: int) -> int:
+    return max(0, min(int(amount), 2**63 - 1))
+
+
+def _fitting(lanes: Iterable[DescribedLane]) -> Iterator[DescribedLane]:
+    """Yield as many of the first lanes as an answer may have bytes."""
+    room = DESCRIBED_BYTES_MAX
+    for lane in lanes:
+        room -= len(encode_message(lane))
+        if room < 0:
+            return
+        yield lane
 
 
 def _oldest(
@@ -144,8 +167,8 @@ def _described(
         end=lane.end,
         first=lane.first,
         committed=lane.committed,
-        lag=None if lane.lag is None else max(0, min(int(lane.lag), 2**63 - 1)),
-        missing=max(0, min(int(lane.missing), 2**63 - 1)),
+        lag=lane.lag,
+        missing=lane.missing,
         is_shared=lane.is_shared,
         before=before.advanced if before is not None and is_same else None,
         after=None if after is None else after.asked,

@@ -6,17 +6,20 @@ Nothing of the runner depends on it. It is put together from what is known anywa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nlargest
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
+
 from headgate.child.error_text import describe_error
 from headgate.child.queries import secrets
 from headgate.protocol.messages.runner import (
     HOLDERS_TOLD_MAX,
+    LANES_TOLD_IN_ALL_MAX,
     LANES_TOLD_MAX,
     STREAM_ERROR_CHARS_MAX,
     STREAM_NAME_CHARS_MAX,
@@ -25,6 +28,7 @@ from headgate.protocol.messages.runner import (
     RunnerFigures,
     StreamFigures,
 )
+from headgate.streams import checks
 from headgate.streams.absence import AbsentSubscribers
 from headgate.streams.contract import AdvanceItem, Lag, SharedStreamProducer
 from headgate.streams.identity import StreamIdentity
@@ -120,7 +124,7 @@ class StreamRecords:
         told = streams
         if len(streams) > STREAMS_TOLD_MAX:
             told = nlargest(STREAMS_TOLD_MAX, streams, key=lambda each: (each.held is not None, each.in_flight))
-        return RunnerFigures(tuple(told), len(streams))
+        return RunnerFigures(tuple(_fitting(told)), len(streams))
 
     def _measured(self, group: Group, holds: Mapping[str, tuple[Stall, float]]) -> StreamFigures:
         key, record = group.key, group.record
@@ -158,10 +162,18 @@ class StreamRecords:
 def progress_of(producer: SharedStreamProducer | None) -> tuple[LaneProgress, ...]:
     """Return what the producer says of its lanes, if it is well-formed."""
     with suppress(Exception):
-        lanes = () if producer is None else tuple(producer.progress())
-        if all(isinstance(lane, LaneProgress) for lane in lanes):
-            return lanes[:LANES_TOLD_MAX]
+        lanes = () if producer is None else tuple(producer.progress()[:LANES_TOLD_MAX])
+        if all(map(checks.is_progress, lanes)):
+            return lanes
     return ()
+
+
+def _fitting(streams: Iterable[StreamFigures]) -> Iterator[StreamFigures]:
+    """Yield figures, from some stream on without lanes if there are too many: a stream has all it tells, or none."""
+    room = LANES_TOLD_IN_ALL_MAX
+    for stream in streams:
+        room -= len(stream.progress)
+        yield stream if room >= 0 else replace(stream, progress=())
 
 
 def _lag_of(producer: SharedStreamProducer | None) -> Lag | None:

@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import trio
 
+from headgate.child.own_threads import OwnThreads
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = ["FileTrigger"]
 
 POKE_INTERVAL_S = 5.0
 
-# A look at a file system that hangs keeps its thread until the file system answers. These threads are limited and of
-# their own, so that the rest of the runner has its threads.
-LOOK_THREADS_MAX = 16
-_look_threads: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("headgate file looks")
+LOOK_THREADS_MAX = 16  # a look at a file system that hangs keeps its thread until the file system answers
+_look_threads = OwnThreads("headgate file looks", LOOK_THREADS_MAX)
 
 
 class FileTrigger(BaseTrigger):
@@ -61,12 +60,7 @@ class FileTrigger(BaseTrigger):
         yield TriggerEvent(payload, key=f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}")
 
     async def _look(self) -> _Found | None:
-        try:
-            threads = _look_threads.get()
-        except LookupError:
-            threads = trio.CapacityLimiter(LOOK_THREADS_MAX)
-            _look_threads.set(threads)
-        return await trio.to_thread.run_sync(_find, self.path, abandon_on_cancel=True, limiter=threads)
+        return await _look_threads.run(_find, self.path)
 
 
 class _Found(NamedTuple):

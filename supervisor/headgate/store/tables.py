@@ -5,7 +5,6 @@ at their end, so that rows which refer to them stay readable. Only `headgate.sto
 old and nothing refers to them. An id is never used twice, which SQLite promises only with ``sqlite_autoincrement``.
 
 The tables of tasks follow those of triggers. The database checks which columns may be set in which state of a task.
-
 The migrations define the same a second time, on purpose; a test compares the two.
 """
 

@@ -23,10 +23,11 @@ from headgate.brokers.clients.kafka_client import (
     TopicFound,
     TopicPartition,
 )
-from headgate.brokers.kafka import KafkaTrigger
+from headgate.brokers.kafka import KafkaProducer, KafkaTrigger
 from headgate.brokers.progress import Progress
 from headgate.testing.brokers.reading import Reading, names
 from headgate.testing.brokers.station import CONNECTION, WITHIN_S, wait_until
+from headgate.triggers.named_values import Connection
 
 TOPIC, GROUP = "orders", "accounting"
 
@@ -186,3 +187,25 @@ def test_a_partition_whose_committed_offset_is_not_told_does_not_begin_anew(clus
         member._note_assigned(Untold(), [])  # type: ignore[arg-type]
         with pytest.raises(KafkaLost, match="COORDINATOR_NOT_AVAILABLE"):
             member.receive(1, 0.0)
+
+
+@pytest.mark.parametrize(("start", "began"), [("earliest", ()), ("latest", (5,))])
+def test_where_a_group_without_offsets_begins_is_no_move_by_others(
+    cluster: Cluster, start: str, began: tuple[int, ...]
+) -> None:
+    cluster.publish(names(5))
+    producer = KafkaProducer(CONNECTION, TOPIC, GROUP, start=start)
+    producer.connection = Connection.from_uri(CONNECTION, cluster.uri)
+    try:
+        producer.connect()
+
+        def has_begun() -> bool:
+            producer.receive(1, 0.1)
+            return bool(producer.progress())
+
+        wait_until(has_begun, "its partition is assigned")
+        (lane,) = producer.progress()
+        assert (lane.began, lane.advanced, lane.asked, lane.is_ours) == (began, began, began, start == "earliest")
+        assert cluster.committed() == max((0, *began)), "what the cluster has is what was asked for"
+    finally:
+        producer.disconnect()

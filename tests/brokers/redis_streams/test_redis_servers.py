@@ -69,6 +69,20 @@ def test_a_user_who_may_not_ask_for_settings_reads_all_the_same(station: RedisSt
         wait_until(lambda: not station.pending(), "everything is acknowledged")
 
 
+@pytest.mark.parametrize("lacking", ["xpending", "xrange"])
+def test_what_a_rejected_entry_needs_is_asked_for_when_the_stream_is_opened(
+    station: RedisStation, lacking: str
+) -> None:
+    rights = {"xreadgroup", "xack", "xinfo", "type", "ttl", "ping", "multi", "exec", "xadd", "xpending", "xrange"}
+    allowed = [f"+{command}" for command in sorted(rights - {lacking})]
+    run(station.client, "ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~*", *allowed)
+    uri = f"redis://reader:{PASSWORD}@127.0.0.1:{station.tap.port}"
+    with Reading(station.trigger(**station.with_place()), uri=uri, has_restarts=False) as reading:
+        failure = reading.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert lacking in str(failure)
+
+
 def test_a_replica_is_not_read(tmp_path: Path, redis_server: str, station: RedisStation) -> None:
     port = free_port()
     command = [redis_server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--replicaof", "127.0.0.1", "1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from tests.store.harness import QUEUES, Clock, OpenStore, add, register
 
 from headgate.protocol.messages.runner import DescribedLane, DescribedStream, DescribedTrigger, FiredEvent, LaneProgress
@@ -12,6 +13,7 @@ from headgate.store.errors import LeaseLost, NoSuchRow
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
+from headgate.store.tables import stream_drift
 
 
 @pytest.fixture
@@ -118,3 +120,30 @@ def test_the_newest_key_is_that_of_the_newest_event(store: Store, epoch: Epoch) 
     events = [FiredEvent(trigger_id, "run 1", number, 1, b"1", key=f"k{number}") for number in range(3)]
     store.store_slice(epoch, events=events)
     assert store.inspect.newest_key(stream_id) == "k2"
+
+
+def test_lanes_that_a_reader_has_given_up_are_forgotten(store: Store, epoch: Epoch) -> None:
+    store.note_drift(epoch, {"d": (lane(40),)}, {})
+    assert store.note_drift(epoch, {"d": ()}, {}) == {"d": "ok"}
+    assert of(store).known == ()
+    moved = lane(90, began=90, begun_at=2.0, is_ours=False)
+    assert store.note_drift(epoch, {"d": (moved,)}, {}) == {"d": "ok"}
+
+
+def test_a_database_in_which_the_supervisor_was_then_is_no_old_copy(store: Store, epoch: Epoch, clock: Clock) -> None:
+    # A stream that was not among those told for an hour: it has gone on, and its runner begins anew.
+    store.note_drift(epoch, {"d": (lane(40),)}, {})
+    clock.advance(3_600)
+    store.heartbeat(epoch)
+    again = lane(90, began=90, begun_at=2.0, is_ours=True, committed_at=clock().timestamp() - 60)
+    assert store.note_drift(epoch, {"d": (again,)}, {}) == {"d": "ok"}
+
+
+def test_what_another_version_has_written_is_no_obstacle(store: Store, epoch: Epoch) -> None:
+    store.note_drift(epoch, {"d": (lane(40),)}, {"d": DescribedStream("d", (DescribedLane("0"),), 1)})
+    strange = {"found": '[{"lane":"0","verdict":"a new word"}]', "report": '{"verdict":7}', "progress": '[{"at":"x"}]'}
+    with store.inspect.database.engine.begin() as connection:
+        connection.execute(update(stream_drift).values(strange))
+    assert (of(store).known, of(store).found, of(store).report) == ((), (), None)
+    assert store.note_drift(epoch, {"d": (lane(41),)}, {}) == {"d": "ok"}
+    assert of(store).known[0].at == (41,)

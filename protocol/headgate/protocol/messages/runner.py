@@ -46,8 +46,10 @@ STREAMS_TOLD_MAX = 200
 HOLDERS_TOLD_MAX = 20  # of one stream
 STREAM_ERROR_CHARS_MAX = 300
 LANES_TOLD_MAX = 100  # of one stream, in its figures
+LANES_TOLD_IN_ALL_MAX = 2000  # of all streams: the figures have to fit a frame
 LANES_DESCRIBED_MAX = 1000  # of one stream, in the answer to a question about it
-LANE_CHARS_MAX = 250  # of the name of a lane
+DESCRIBED_BYTES_MAX = 512 * 1024  # of these, encoded: below the shortest frame
+LANE_CHARS_MAX = 250  # of the name of a lane, and of `LaneProgress.cursor`
 POSITION_PARTS_MAX = 4  # of a `Position`: the ids of Redis have two
 
 CancelReason = Literal["user", "timeout", "reassigned", "shutdown"]
@@ -259,6 +261,7 @@ class Refusal(WireStruct, frozen=True):
 class LaneProgress(WireStruct, frozen=True):
     """How far a producer has come in one lane; part of `StreamFigures`.
 
+    If ``begun_at`` is 0 the producer has given it up, and nothing else is said of it: others may read it now.
     ``began`` is the place that the broker had as committed when this producer began with the lane, at ``begun_at``; ()
     if it had none. ``is_ours``: whether headgate had committed that (None: the broker cannot tell), at
     ``committed_at``. Times are in seconds since 1970. ``cursor`` names what the place is a place of: if it is another

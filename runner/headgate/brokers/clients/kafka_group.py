@@ -204,7 +204,7 @@ class GroupMember:
             committed = self._committed(consumer, partitions)
             first = self._first_offsets(consumer, [place.partition for place in committed if place.offset < 0])
             for place in committed:
-                self._begin(place)
+                self._begin(place, first.get(place.partition, place.offset))
                 place.offset = first.get(place.partition, place.offset)
                 self._owned[place.partition] = _Partition(place.offset)
             if self._is_cooperative:
@@ -215,13 +215,16 @@ class GroupMember:
             numbers = sorted(place.partition for place in committed)
             _log.info("partitions are assigned", stream=self._reading.name, partitions=numbers)
 
-    def _begin(self, place: TopicPartition) -> None:
-        """Note what is committed of a partition that is ours from now on, and who has committed it."""
+    def _begin(self, place: TopicPartition, first: int) -> None:
+        """Note what is committed of a partition that is ours from now on, and who has committed it.
+
+        ``first`` is where we begin. If nothing was committed and it is the end, what is before it is passed over.
+        """
         at = committed_at(place.metadata)
         self._progress.begin(
             str(place.partition),
-            (place.offset,) if place.offset >= 0 else (),
-            is_ours=place.offset < 0 or at is not None,
+            (first,) if first >= 0 else (),
+            is_ours=first < 0 or at is not None,
             committed_at=at,
             cursor=self._reading.cursor,
         )
@@ -239,8 +242,6 @@ class GroupMember:
             _, offsets[number] = consumer.get_watermark_offsets(self._place(number), timeout=ANSWER_S)
         # At once, or a reader that dies before its first message would begin later the next time.
         self._commit_now(consumer, [self._place(number, at) for number, at in offsets.items()])
-        for number, at in offsets.items():
-            self._progress.note(str(number), (at,))
         return offsets
 
     def _committed(self, consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
@@ -351,6 +352,7 @@ class GroupMember:
         if self._reading.on_offset_lost == "earliest":
             begin = first
         _log.error("messages are not there any more", stream=name, partition=number, lost=lost, goes_on_at=begin)
+        self._progress.note_asked(str(number), (begin,))
         with translated(name):
             self._commit_now(self._client, [self._place(number, begin)])
         raise KafkaLost(lost)  # the client reads such a partition on in a new assignment only

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
-from sqlalchemy import Text, and_, func, literal_column, or_, select, update
+from sqlalchemy import Text, func, literal_column, or_, select, update
 
 from headgate.protocol.messages.runner import DescribedStream, LaneProgress
 from headgate.scheduling.drift import (
@@ -34,6 +34,8 @@ from headgate.store.tables import stream, stream_drift, triggerer
 ASKED: Final = "asked "  # before a digest, where a poll says what is to be done
 FINDINGS_MAX = 1000  # of one stream: as many as lanes are described
 
+T = TypeVar("T")
+U = TypeVar("U")
 _Lanes = Sequence[LaneProgress]
 _ENCODER: Final = msgspec.json.Encoder()
 _KNOWN: Final[msgspec.json.Decoder[tuple[KnownLane, ...]]] = msgspec.json.Decoder(tuple[KnownLane, ...])
@@ -75,7 +77,7 @@ class DriftVerbs(Verbs):
             _make_rows(tx, ids)
             if accepts:
                 accepted += [
-                    finding for row in tx.connection.execute(_locked(ids)) for finding in _FOUND.decode(row.found)
+                    finding for row in tx.connection.execute(_locked(ids)) for finding in _read(_FOUND, row.found, ())
                 ]
             rows = update(stream_drift).where(stream_drift.c.stream_id.in_(ids))
             tx.connection.execute(rows.values({"asked_at": tx.now} | ({"found": "[]"} if accepts else {})))
@@ -95,7 +97,9 @@ class DriftVerbs(Verbs):
         verdicts: dict[str, Verdict] = {}
         for digests in chunks(sorted(progress.keys() | described.keys())):
             mine = select(stream.c.id, stream.c.digest).where(stream.c.digest.in_(digests))
-            owned = tx.connection.execute(mine.where(stream.c.triggerer_id == tx.epoch)).all()
+            # Locked, or a stream could be deleted before its row is made.
+            rows = mine.where(stream.c.triggerer_id == tx.epoch).order_by(stream.c.id)
+            owned = tx.connection.execute(rows.with_for_update(read=True, key_share=True)).all()
             digest_of = {row.id: row.digest for row in owned}
             _make_rows(tx, list(digest_of))
             for row in tx.connection.execute(_locked(sorted(digest_of))).all():
@@ -113,10 +117,10 @@ def drift_of(tx: Tx, stream_ids: Collection[int]) -> dict[int, StreamDrift]:
                 row.stream_id,
                 row.asked_at,
                 row.answered_at,
-                None if row.report is None else _REPORT.decode(row.report),
-                _KNOWN.decode(row.progress),
+                None if row.report is None else _read(_REPORT, row.report, None),
+                _read(_KNOWN, row.progress, ()),
                 row.progress_at,
-                _FOUND.decode(row.found),
+                _read(_FOUND, row.found, ()),
             )
     return found
 
@@ -126,6 +130,14 @@ def asked_of(mine: Any) -> Any:
     of = stream_drift.join(stream, stream.c.id == stream_drift.c.stream_id)
     asked = select(stream.c.id, literal_column(f"'{ASKED}'", Text()).concat(stream.c.digest)).select_from(of)
     return asked.where(stream_drift.c.asked_at.is_not(None), stream.c.triggerer_id == mine)
+
+
+def _read(decoder: msgspec.json.Decoder[T], text: str, unreadable: U) -> T | U:
+    """Return what a text says, or ``unreadable`` if another version of headgate has written it."""
+    try:
+        return decoder.decode(text)
+    except msgspec.MsgspecError:
+        return unreadable
 
 
 def _make_rows(tx: Tx, stream_ids: Sequence[int]) -> None:
@@ -143,7 +155,7 @@ def _locked(stream_ids: Sequence[int]) -> Any:
 
 def _note(tx: LeasedTx, row: Any, progress: _Lanes | None, described: DescribedStream | None) -> Verdict:
     values: dict[str, Any] = {}
-    found, now_s = _FOUND.decode(row.found), tx.now.timestamp()
+    found, now_s = _read(_FOUND, row.found, ()), tx.now.timestamp()
     if progress is not None:
         found = _judged(tx, row, progress, found)
         values |= {"progress": _ENCODER.encode(known_of(progress)).decode(), "progress_at": tx.now}
@@ -158,7 +170,7 @@ def _note(tx: LeasedTx, row: Any, progress: _Lanes | None, described: DescribedS
 
 def _judged(tx: LeasedTx, row: Any, progress: _Lanes, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Return what was found before, and what is wrong with where the producer has begun."""
-    known = {lane.lane: lane for lane in _KNOWN.decode(row.progress)}
+    known = {lane.lane: lane for lane in _read(_KNOWN, row.progress, ())}
     if all(lane.lane not in known or known[lane.lane].begun_at == lane.begun_at for lane in progress):
         return found
     known_at = max(row.progress_at, _alive_until(tx, row.progress_at)).timestamp()
@@ -177,6 +189,6 @@ def _alive_until(tx: LeasedTx, known_at: datetime) -> datetime:
     its place, all that were there then have been silent since.
     """
     over = or_(triggerer.c.stopped_at.is_not(None), triggerer.c.fenced_at.is_not(None))
-    of_then = and_(triggerer.c.id != tx.epoch, or_(over, triggerer.c.started_at <= known_at))
+    of_then = or_(over, triggerer.c.started_at <= known_at)
     latest = tx.connection.execute(select(func.max(triggerer.c.latest_heartbeat)).where(of_then)).scalar_one()
     return known_at if latest is None else latest

@@ -106,8 +106,10 @@ class Drift:
                 state.clear()
 
     def _tell(self, digest: str, progress: tuple[LaneProgress, ...], now: float) -> None:
-        # A producer that has no lane yet says nothing about those of the one before.
-        if not progress or known_of(progress) == known_of(self._told.get(digest, ())):
+        if not progress:  # a producer that has no lane yet says nothing about those of the one before
+            return
+        progress = tuple(lane for lane in progress if lane.begun_at)
+        if known_of(progress) == known_of(self._told.get(digest, ())):
             return
         self._told[digest] = progress
         self._changed.add(digest)
