@@ -100,11 +100,14 @@ def names(given: Filled) -> dict[str, object]:
     """Return the ids that paths name."""
     inspect = given.store.inspect
     failed = inspect.runs(states=("failed",), limit=1)[0]
+    newest = inspect.events_before(limit=1)
+    # One in the middle. A database that had others before may have none so far back.
+    middle = inspect.events_before(beyond_id=newest[0].id // 2 + 1, limit=1) or newest
     return {
         "busy": given.busy,
         "half": given.busy + len(inspect.watchers()) // 2,
         "stream": inspect.streams(limit=1)[0].id,
-        "event": inspect.events_before(limit=1)[0].id // 2,
+        "event": middle[0].id,
         "letter": inspect.dead_letters(1)[0].id,
         "asset": inspect.assets(limit=1)[0].id,
         "signal": given.store.signals.keys(limit=1)[0].id,

@@ -82,6 +82,7 @@ def test_pages_hide_what_they_have_before_they_listen(monkeypatch: pytest.Monkey
         done.append("listens")
         raise ServerRefused("it is enough")
 
+    assert main(["--home", str(tmp_path), "db", "upgrade"]) == 0
     monkeypatch.setattr("headgate.supervisor.children.isolation.hide_memory", lambda: done.append("hides"))
     monkeypatch.setattr("headgate.web.server.listen", listen)
     for setting, told in (("true", ["hides", "listens"]), ("false", ["listens"])):
