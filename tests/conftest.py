@@ -109,6 +109,15 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
         _end_if_hung(node)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to the report of a failed test what the server of PostgreSQL says of deaths: a test may only see its end."""
+    report = yield
+    if report.failed and (deaths := postgres.deaths()):
+        report.sections.append(("Deaths in the server of PostgreSQL", "\n".join(deaths)))
+    return report
+
+
 def _end_if_hung(item: pytest.Item) -> None:
     marker = item.get_closest_marker("timeout")
     limit = float(marker.args[0]) if marker is not None else float(item.config.getini("timeout"))

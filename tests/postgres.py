@@ -27,6 +27,7 @@ RestartMode = Literal["fast", "immediate"]
 URL_VARIABLE = "HEADGATE_TEST_POSTGRES_URL"
 MACHINES_URL = os.environ.get(URL_VARIABLE, "postgresql://postgres@127.0.0.1:5432/postgres")
 
+DEATHS_TOLD_MAX = 10
 START_S_MAX = 60  # and so long for a restart, the recovery after an immediate one included
 # What a crash of the server leaves to the operating system is safe from that crash: the syncs (which at a recovery go
 # through all its files) would protect from a power cut, which no test makes. They take most of the time of a test.
@@ -60,6 +61,11 @@ class Server:
         Returns as soon as it answers again.
         """
         self._control("restart", "--mode", mode)
+
+    def deaths(self) -> list[str]:
+        """Return what it has written of processes of its own that did not end by themselves."""
+        lines = (self._folder / "server.log").read_text(errors="backslashreplace").splitlines()
+        return [line for line in lines if "terminated by signal" in line or "PANIC:" in line][-DEATHS_TOLD_MAX:]
 
     def close(self) -> None:
         """Stop it, and leave nothing behind."""
@@ -105,6 +111,11 @@ def url_for_tests() -> str:
         _of_tests = Server()
         atexit.register(close)
     return _of_tests.url
+
+
+def deaths() -> list[str]:
+    """Return what the server for the tests of this process, if there is one, says of backends that were killed."""
+    return [] if _of_tests is None else _of_tests.deaths()
 
 
 def close() -> None:
