@@ -103,6 +103,7 @@ class KafkaProducer(ThreadedProducer):
         self._member: GroupMember | None = None
         self._publisher: Producer | None = None
         self._found: TopicFound | None = None
+        self._place = ""  # what tells offsets of the topic that was found from those of any other
         self._kept: dict[tuple[int, int], Message] = {}  # that may be published to the place of rejected ones
         self._first_lag: int | None = None
 
@@ -171,6 +172,9 @@ class KafkaProducer(ThreadedProducer):
                 f"{self.name}: the topic that was read does not exist any more; there is another of its name"
             )
         self._found = found
+        place = f"{found.cluster}:{found.id or self._topic}"
+        too_long = len(place) > NAME_CHARS_MAX
+        self._place = hashlib.blake2b(place.encode(), digest_size=16).hexdigest() if too_long else place
         if self._dead_letter is not None:
             admin.topic(self._dead_letter, f"{self.name}: dead_letter {self._dead_letter}")
 
@@ -206,13 +210,6 @@ class KafkaProducer(ThreadedProducer):
             + sum(len(n) + len(v or b"") for n, v in headers_of(message))
         )
         return Received(ref, self._raw_event(message, size), key, number, size)
-
-    @property
-    def _place(self) -> str:
-        """What tells offsets of this topic from those of any other."""
-        assert self._found is not None
-        place = f"{self._found.cluster}:{self._found.id or self._topic}"
-        return place if len(place) <= NAME_CHARS_MAX else hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
 
     def _raw_event(self, message: Message, size: int) -> Any:
         body, (kind, timestamp_ms) = message.value(), message.timestamp()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import islice
 
 from msgspec.structs import replace
@@ -14,11 +15,20 @@ from msgspec.structs import replace
 from headgate.protocol.messages.runner import LANES_TOLD_MAX, LaneProgress, Position
 
 
+@dataclass(slots=True)
+class _Lane:
+    """A lane as it was begun, and where it is now; some producers note each message."""
+
+    begun: LaneProgress
+    asked: Position
+    advanced: Position
+
+
 class Progress:
     """The lanes of one producer, by name. Only the lanes that it has begun with are known."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, LaneProgress] = {}
+        self._lanes: dict[str, _Lane] = {}
         self._given_up: str | None = None  # the lane that was given up last
 
     def begin(
@@ -31,18 +41,18 @@ class Progress:
         cursor: str = "",
     ) -> None:
         """Begin with a lane, maybe once more: the broker has ``committed``, () for nothing (`LaneProgress`)."""
-        begun_at = time.time()
-        self._lanes[lane] = LaneProgress(lane, committed, begun_at, is_ours, committed_at, cursor, committed, committed)
+        begun = LaneProgress(lane, committed, time.time(), is_ours, committed_at, cursor)
+        self._lanes[lane] = _Lane(begun, committed, committed)
 
     def note_asked(self, lane: str, position: Position) -> None:
         """Note, before the broker is asked, that it may have everything up to this as committed."""
         if (known := self._lanes.get(lane)) is not None and position > known.asked:
-            self._lanes[lane] = replace(known, asked=position)
+            known.asked = position
 
     def note_advanced(self, lane: str, position: Position) -> None:
         """Note that the broker has confirmed that everything up to this is committed."""
         if (known := self._lanes.get(lane)) is not None and position > known.advanced:
-            self._lanes[lane] = replace(known, advanced=position)
+            known.advanced = position
 
     def note(self, lane: str, position: Position) -> None:
         """Note both: the broker has given out this message, so it has been asked, and has confirmed it."""
@@ -57,5 +67,9 @@ class Progress:
 
     def lanes(self) -> tuple[LaneProgress, ...]:
         """Return the first `LANES_TOLD_MAX` lanes; if all were given up, one of these, with 0 as its beginning."""
-        lanes = tuple(islice(list(self._lanes.values()), LANES_TOLD_MAX))
+        # What is confirmed is read first: what was asked for is never behind it.
+        lanes = tuple(
+            replace(lane.begun, advanced=lane.advanced, asked=lane.asked)
+            for lane in islice(list(self._lanes.values()), LANES_TOLD_MAX)
+        )
         return lanes if lanes or self._given_up is None else (LaneProgress(self._given_up),)

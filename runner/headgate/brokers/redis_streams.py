@@ -121,8 +121,7 @@ class RedisStreamProducer(ThreadedProducer):
             if self._dead_letter is not None:
                 client.xpending_range(self._stream, self._group, "-", "+", 1)
                 run(client, "XRANGE", self._stream, "0-0", "0-0")
-            self._look_for_losses()
-            self._begin(client)
+            self._begin(*self._look_for_losses())
         self._pending_from = b"0"
         self._claim_from, self._claim_at = b"0-0", 0.0
 
@@ -146,13 +145,12 @@ class RedisStreamProducer(ThreadedProducer):
             )
         ]
 
-    def _begin(self, client: RedisClient) -> None:
+    def _begin(self, stream: Mapping[str, Any], group: Mapping[str, Any] | None) -> None:
         """Note up to where the group has been given entries, and whether somebody has set that.
 
         ``XGROUP SETID`` and ``CREATE`` leave a group that does not know how many entries it has read. It may not know
         that after deletions either; then it cannot be told.
         """
-        stream, group = client.xinfo_stream(self._stream), self._find_group()
         if group is not None:
             is_ours: bool | None = None
             if group.get("entries-read") is not None:
@@ -200,8 +198,10 @@ class RedisStreamProducer(ThreadedProducer):
             run(client, "XGROUP", "CREATE", self._stream, self._group, "0", "MKSTREAM")
             _log.warning("the group is created, from the beginning of the stream", stream=self.name)
 
-    def _find_group(self) -> dict[str, Any] | None:
-        groups = self._redis.xinfo_groups(self._stream)
+    def _find_group(self) -> Mapping[str, Any] | None:
+        return self._ours(self._redis.xinfo_groups(self._stream))
+
+    def _ours(self, groups: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         return next((group for group in groups if group["name"] == self._group.encode()), None)
 
     # --- receiving ------------------------------------------------------------------------------------------------
@@ -323,25 +323,28 @@ class RedisStreamProducer(ThreadedProducer):
     def lag(self) -> int | None:
         """Return the entries that the group has not got, and those that it has not acknowledged."""
         with translated(self.name):
-            self._look_for_losses()
-            group = self._find_group()
+            _, group = self._look_for_losses()
         if group is None or group.get("lag") is None:
             return None
         return int(group["lag"]) + int(group["pending"])
 
-    def _look_for_losses(self) -> None:
-        """Report entries that were dropped from the stream before the group got them, as far as it can be known."""
+    def _look_for_losses(self) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+        """Report entries that were dropped from the stream before the group got them, as far as it can be known.
+
+        Return what the server says of both, at one moment.
+        """
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.xinfo_stream(self._stream)
         pipeline.xinfo_groups(self._stream)
         stream, groups = pipeline.execute()
-        group = next((group for group in groups if group["name"] == self._group.encode()), None)
+        group = self._ours(groups)
         lost = 0 if group is None else _missing(stream, group)
         if lost > self._lost:
             _log.error(
                 "entries were trimmed or deleted before they were read", stream=self.name, entries=lost - self._lost
             )
             self._lost = lost
+        return stream, group
 
     @property
     def _redis(self) -> RedisClient:

@@ -11,6 +11,7 @@ import trio
 
 from headgate.child.error_text import storable
 from headgate.protocol.messages.runner import KEY_CHARS_MAX, LANE_CHARS_MAX, POSITION_PARTS_MAX, LaneProgress
+from headgate.streams.contract import SharedStreamProducer
 from headgate.triggers.base import BaseEventTrigger
 
 
@@ -20,6 +21,18 @@ def has_producer(trigger_class: type[BaseEventTrigger]) -> bool:
         if "create_shared_stream_producer" in cls.__dict__:
             return cls is not BaseEventTrigger
     return False
+
+
+def new_producer(trigger_class: type[BaseEventTrigger], kwargs: dict[str, Any]) -> SharedStreamProducer:
+    """Return a producer of a class that has them; raises `TypeError` if what it makes is none."""
+    producer = trigger_class.create_shared_stream_producer(kwargs)
+    if not isinstance(producer, SharedStreamProducer):
+        discard_coroutine(producer)
+        raise TypeError(
+            f"{trigger_class.__name__}.create_shared_stream_producer must return a SharedStreamProducer, "
+            f"not {type(producer).__name__}"
+        )
+    return producer
 
 
 def iterator(stream: Any, name: str) -> AsyncIterator[Any]:

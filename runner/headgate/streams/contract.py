@@ -178,8 +178,8 @@ class SharedStreamProducer(abc.ABC):
 
         For people alone (``headgate streams drift``). It is called on a producer that was made for this question:
         `open_stream` is not called, and another producer may read the stream meanwhile, which it must not disturb. It
-        may change nothing at the broker. Cancelled if it takes too long. Raise
-        `SourceMissing` if the broker does not have what is read.
+        may change nothing at the broker. Cancelled if it takes too long. Raise `SourceMissing` if the broker does not
+        have what is read.
         """
         return ()
 

@@ -29,7 +29,7 @@ from headgate.protocol.messages.runner import (
     Position,
 )
 from headgate.streams import checks
-from headgate.streams.contract import LanePosition, SharedStreamProducer, SourceMissing
+from headgate.streams.contract import LanePosition, SourceMissing
 from headgate.streams.figures import StreamRecord, progress_of
 from headgate.streams.group import Group
 from headgate.streams.group_settings import PRODUCER_CLOSE_TIMEOUT_S, GroupSettings
@@ -82,9 +82,7 @@ async def describe_stream(
 async def _ask(record: StreamRecord) -> Sequence[LanePosition]:
     if record.source is None or not checks.has_producer(record.source.trigger_class):
         return ()
-    producer = record.source.trigger_class.create_shared_stream_producer(dict(record.source.kwargs))
-    if not isinstance(producer, SharedStreamProducer):
-        raise TypeError(f"create_shared_stream_producer must return a SharedStreamProducer, not {producer!r}")
+    producer = checks.new_producer(record.source.trigger_class, dict(record.source.kwargs))
     try:
         return list(await producer.describe())
     finally:

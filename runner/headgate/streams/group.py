@@ -290,17 +290,10 @@ class Group:
 
     def _open_stream(self) -> AsyncIterator[Any]:
         """Get the stream from the first subscriber's class; in ack mode through its producer."""
-        name = self._trigger_class.__name__
         if self._ledger is None:
-            return checks.iterator(self._trigger_class.open_shared_stream(self._kwargs), f"{name}.open_shared_stream")
-        producer = self._trigger_class.create_shared_stream_producer(self._kwargs)
-        if not isinstance(producer, SharedStreamProducer):
-            checks.discard_coroutine(producer)
-            raise TypeError(
-                f"{name}.create_shared_stream_producer must return a SharedStreamProducer, "
-                f"not {type(producer).__name__}"
-            )
-        self.producer = producer
+            name = f"{self._trigger_class.__name__}.open_shared_stream"
+            return checks.iterator(self._trigger_class.open_shared_stream(self._kwargs), name)
+        self.producer = producer = checks.new_producer(self._trigger_class, self._kwargs)
         self._ledger.broker_keeps_rejected = producer.keeps_rejected
         return checks.iterator(producer.open_stream(), f"{type(producer).__name__}.open_stream")
 

@@ -110,14 +110,12 @@ def of_task(dag: str, run_id: str, task: str, *, has_ended: bool, is_mapped: boo
     about = {"dag": dag, "run": run_id, "task": task}
     downstream = Field("downstream", "with all tasks downstream", is_flag=True)
     clear = Act("tasks clear", "Clear it ...", about, (downstream,))
+    start = () if is_mapped else (Act("tasks start", "Start it now", about),)
+    if has_ended:
+        return (clear, *start)
+    moves = () if is_mapped else (Act("tasks restart", "Restart", about), Act("tasks stop", "Stop", about))
     marks = (Act("tasks mark-success", "Mark as succeeded", about), Act("tasks mark-failed", "Mark as failed", about))
-    start, restart, stop = (
-        Act("tasks start", "Start it now", about),
-        Act("tasks restart", "Restart", about),
-        Act("tasks stop", "Stop", about),
-    )
-    moves = () if is_mapped else (start,) if has_ended else (start, restart, stop)
-    return (clear, *moves) if has_ended else (clear, *moves, *marks)
+    return (clear, *start, *moves, *marks)
 
 
 def of_watcher(name: str, *, hold: str | None) -> tuple[Act, ...]:

@@ -29,6 +29,7 @@ def check(
     """
     from headgate.cli.commands.watchers import encode_kwargs
     from headgate.protocol.messages.queries import GetConnection, SecretText
+    from headgate.scheduling.contracts import counted
     from headgate.supervisor.children.checker import check_broker
     from headgate.supervisor.children.isolation import user_named
     from headgate.supervisor.children.process import environment_of_children
@@ -57,7 +58,7 @@ def check(
         result = {"name": checked.name, "problem": checked.problem, "warnings": checked.warnings, "lag": checked.lag}
         print_record(result, as_json=True)
     elif not checked.problem:
-        waiting = "" if checked.lag is None else f"; it has {checked.lag:,} message{'' if checked.lag == 1 else 's'}"
+        waiting = "" if checked.lag is None else f"; it has {counted(checked.lag, 'message')}"
         print(f"{checked.name}: it can be read{waiting}")
         for warning in checked.warnings:
             print(f"warning: {warning}")

@@ -206,8 +206,7 @@ class AccessVerbs(Verbs):
         known = self._right_password(name, password, address, browser, "users set")
         if known is None:
             return False
-        counted = (_place_of(address), browser)
-        return self._change_password(name, known, hashed(new), session, *counted)
+        return self._change_password(name, address, known, browser, hashed(new), session)
 
     def _right_password(self, name: str, password: str, address: str, browser: str, action: Action) -> str | None:
         """Return the hash of a user's password if this is it, and it is not too early to try."""
@@ -251,23 +250,19 @@ class AccessVerbs(Verbs):
 
     @acting
     def _begin_session(self, tx: Tx, name: str, address: str, password: str, browser: str) -> LoggedIn | None:
-        row = tx.connection.execute(select(web_user).where(web_user.c.name == name).with_for_update()).first()
-        if row is None or row.password != password:  # it was changed meanwhile
-            tx.act("users log in", f"user {name}", is_refused=True)
+        row = _still_with(tx, name, address, password, browser, "users log in")
+        if row is None:
             return None
-        _forget_guesses(tx, name, _place_of(address), browser)
         tx.act("users log in", f"user {name}")
         return LoggedIn(_new_session(tx, address, user_id=row.id), _know_browser(tx, row.id, browser))
 
     @acting
     def _change_password(
-        self, tx: Tx, name: str, password: str, new: str, session: str, place: str, browser: str
+        self, tx: Tx, name: str, address: str, password: str, browser: str, new: str, session: str
     ) -> bool:
-        row = tx.connection.execute(select(web_user).where(web_user.c.name == name).with_for_update()).first()
-        if row is None or row.password != password:  # it was changed meanwhile
-            tx.act("users set", f"user {name}", is_refused=True)
+        row = _still_with(tx, name, address, password, browser, "users set")
+        if row is None:
             return False
-        _forget_guesses(tx, name, place, browser)
         tx.connection.execute(update(web_user).where(web_user.c.id == row.id).values(password=new))
         others = (web_session.c.user_id == row.id, web_session.c.digest != digest_of(session))
         tx.connection.execute(delete(web_session).where(*others))
@@ -362,10 +357,18 @@ def _counted(tx: Tx, name: str, address: str, browser: str) -> list[tuple[str, s
     return [(EVERYONE, address, GUESSES_OF_ADDRESS_FREE), (name, address, GUESSES_FREE)]
 
 
-def _forget_guesses(tx: Tx, name: str, address: str, browser: str) -> None:
-    """Forget the failures before a login, in the order in which attempts lock them, so that two do not deadlock."""
-    for user, place, _ in _counted(tx, name, address, browser):
+def _still_with(tx: Tx, name: str, address: str, password: str, browser: str, action: Action) -> Any:
+    """Lock and return a user who has this hash of a password, whose failures are forgotten; None, which is a refusal.
+
+    They are forgotten in the order in which attempts lock them, so that two do not deadlock.
+    """
+    row = tx.connection.execute(select(web_user).where(web_user.c.name == name).with_for_update()).first()
+    if row is None or row.password != password:  # it was changed meanwhile
+        tx.act(action, f"user {name}", is_refused=True)
+        return None
+    for user, place, _ in _counted(tx, name, _place_of(address), browser):
         tx.connection.execute(delete(web_guess).where(web_guess.c.user == user, web_guess.c.address == place))
+    return row
 
 
 def _know_browser(tx: Tx, user_id: int, browser: str) -> str:

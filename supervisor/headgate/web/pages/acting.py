@@ -39,9 +39,6 @@ def done(view: View, *parts: str | int, **query: str | int | None) -> Answer:
     return RedirectResponse(path(*parts, **query, act=view.store.database.last_act), status_code=303)
 
 
-# --- DAGs, runs and tasks ------------------------------------------------------------------------
-
-
 def _encoded(text: str, name: str, bytes_max: int, *, is_object: bool = False) -> bytes:
     """Return a value that was written as JSON, as it is stored. Raises `BadRequest`."""
     try:
@@ -51,6 +48,9 @@ def _encoded(text: str, name: str, bytes_max: int, *, is_object: bool = False) -
         return encode_value(value, where=name, bytes_max=bytes_max)
     except (ValueError, ProtocolError) as error:
         raise BadRequest(f"{name}: {error}") from None
+
+
+# --- DAGs, runs and tasks ------------------------------------------------------------------------
 
 
 def pause_dag(view: View) -> Answer:
