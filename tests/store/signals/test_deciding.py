@@ -144,6 +144,20 @@ def test_what_cannot_be_decided_is_tried_three_times_and_then_does_nothing(jobs:
     assert jobs.store.signals.waiting("drift", limit=9)[0].error is None
 
 
+def test_tries_of_a_signal_that_was_passed_over_are_not_those_of_the_next(jobs: Jobs, clock: Clock) -> None:
+    jobs.send("drift", 1)
+    assert answer(jobs, ask(jobs), [], "ValueError: bad") == deciding.Settled(tries=1)
+    clock.advance(1)
+    jobs.store.signals.ask(jobs.id(), "STOP")
+    jobs.settle()
+    clock.advance(1)
+    jobs.send("drift", 2)
+    clock.advance(deciding.AGAIN_S)
+    question = ask(jobs)
+    assert asked(question) == [("drift", 2, 2)]
+    assert answer(jobs, question, [], "ValueError: bad") == deciding.Settled(tries=1)
+
+
 def test_a_signal_waits_for_a_dag_file_that_cannot_be_loaded(jobs: Jobs, clock: Clock) -> None:
     jobs.send("drift", 1)
     for _ in range(deciding.TRIES_MAX + 1):
