@@ -157,8 +157,11 @@ def test_another_subscription_of_the_session_ends_the_stream(station: MqttStatio
 
 def test_the_members_of_a_group_get_each_message_once(station: MqttStation) -> None:
     members = [station.trigger(client_id=f"member-{number}", group="readers") for number in range(2)]
+    for number in range(2):
+        # What is published before the first member has subscribed goes nowhere, and a link alone is no subscription.
+        with station.user(f"member-{number}", is_clean=False) as user:
+            user.subscribe(f"$share/readers/{station.topic}")
     with Reading(*members, uri=station.uri) as read:
-        wait_until(lambda: station.tap.links == 2, "both are connected")
 
         def both_read() -> bool:
             station.publish(names(10, len(station._published)))
