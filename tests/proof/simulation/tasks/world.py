@@ -25,7 +25,6 @@ from tests.proof.simulation.tasks.faults import Act, Edit, FailAtVerb, KillAtVer
 from tests.proof.simulation.tasks.groups.drawing import GroupAct
 from tests.proof.simulation.tasks.maps.plans import index_of, task_of
 from tests.proof.simulation.tasks.scenario import TaskScenario, run_name
-from tests.proof.simulation.wire import Bell
 from tests.proof.simulation.world import World, run_world
 
 from headgate.protocol import marks
@@ -168,7 +167,7 @@ class TaskWorld(World):
         self._saved = dict(self.specs)
         self._verbs: Counter[tuple[str, bool]] = Counter()
         self._deadly = [fault for fault in plan.faults if isinstance(fault, KillAtVerb | FailAtVerb)]
-        self._has_changed = Bell()
+        self._changed = trio.Event()  # set by the next change
         self._acting = 0
         self.verb: tuple[str, Sequence[StepEnd]] = ("", ())  # that is being carried out, as `see` takes it
         self.step_times = self._known_times()
@@ -202,7 +201,8 @@ class TaskWorld(World):
         for record in found:
             self.note(record)
         if found:
-            self._has_changed.ring()
+            self._changed.set()
+            self._changed = trio.Event()
             self._rested.ring()
         return bool(found)
 
@@ -274,8 +274,9 @@ class TaskWorld(World):
 
     async def _act(self, act: Act) -> None:
         self._acting += 1
-        while not self._is_time_for(act) and trio.current_time() < ACTS_UNTIL_S:
-            await self._wait_change()
+        with trio.move_on_at(ACTS_UNTIL_S):
+            while not self._is_time_for(act):
+                await self._changed.wait()
         await trio.sleep(act.delay_s)
         task_id = self.reader.id_of(act.task)
         if task_id is not None and self._is_time_for(msgspec.structs.replace(act, state="")):
@@ -291,12 +292,6 @@ class TaskWorld(World):
     def _is_time_for(self, act: Act) -> bool:
         state = self.reader.states.get(act.task)
         return state is not None and act.state in ("", state)
-
-    async def _wait_change(self) -> None:
-        # Several users wait, and a bell wakes one: each rings for the next.
-        await self._has_changed.wait_until(trio.current_time() + 0.25)
-        self._has_changed.ring()
-        await trio.sleep(0.01)
 
     def _do_to(self, task_id: TaskInstanceId, name: str, what: Any, streams: StreamClear | None) -> None:
         try:
