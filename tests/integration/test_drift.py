@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,11 +12,13 @@ from typing import Any, Protocol
 import pytest
 from tests.brokers.servers.absent import skip_or_fail
 from tests.integration.conftest import StartPair
-from tests.integration.pair import WITHIN_S, stored, wait_until
+from tests.integration.pair import stored, wait_until
 
 from headgate.brokers.clients.kafka_client import Consumer, TopicPartition
 from headgate.brokers.clients.redis_client import run
+from headgate.cli.main import main
 from headgate.store.store import Store
+from headgate.supervisor.logs import process_log
 from headgate.testing.brokers import kafka_station, nats_station, redis_station
 from headgate.testing.brokers.kafka_station import KafkaStation
 from headgate.testing.brokers.nats_station import NatsStation
@@ -131,21 +131,18 @@ def others(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Others]:
 
 
 class Drift:
-    """The command, as a user calls it."""
+    """The command, in this process."""
 
-    def __init__(self, home: Path, database_url: str, keys: str) -> None:
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        self._environment |= {"HEADGATE_HOME": str(home), "HEADGATE_DATABASE_URL": database_url}
-        self._environment["HEADGATE_FERNET_KEYS"] = keys
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
 
     def __call__(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         """Return the exit code, and what it says of the only stream."""
-        command = [sys.executable, "-m", "headgate.cli", "streams", "drift", "orders", "--json", *arguments]
-        done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=WITHIN_S, check=False
-        )
-        assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout)
+        self._capsys.readouterr()
+        code = main(["streams", "drift", "orders", "--json", *arguments])
+        written = self._capsys.readouterr()
+        assert written.out, written.err
+        return code, json.loads(written.out)
 
     def wait(self, code: int, verdict: str) -> dict[str, Any]:
         """Ask until this is what is said."""
@@ -160,11 +157,23 @@ class Drift:
         return record
 
 
+@pytest.fixture
+def drift(
+    tmp_path: Path, database_url: str, keys: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Drift]:
+    for name in [name for name in os.environ if name.startswith("HEADGATE_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"HOME": str(tmp_path), "DATABASE_URL": database_url, "FERNET_KEYS": keys}.items():
+        monkeypatch.setenv(f"HEADGATE_{name}", value)
+    yield Drift(capsys)
+    process_log.reset()
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the tests of the store have both
 def test_what_others_do_to_a_stream_is_told(
-    others: Others, start_pair: StartPair, users_store: Store, tmp_path: Path, database_url: str, keys: str
+    others: Others, start_pair: StartPair, users_store: Store, drift: Drift
 ) -> None:
-    station, drift = others.station, Drift(tmp_path, database_url, keys)
+    station = others.station
     settings = SETTINGS | {"conn_shop": others.uri}
     _, kwargs = station.trigger().serialize()
     classpath = type(station.trigger())._classpath()

@@ -12,6 +12,7 @@ from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages.dags import TaskSpec
+from headgate.store.access import users
 from headgate.store.inspect.why_facts import BY_SILENCE
 from headgate.store.store import Store
 from headgate.web.app import make_app
@@ -25,6 +26,7 @@ PORT = 8780
 BASE = f"http://127.0.0.1:{PORT}"
 CHAIN = (TaskSpec("a", "Op"), TaskSpec("b", "Op", upstream=("a",)), TaskSpec("c", "Op", upstream=("b",)))
 
+SCRYPT_OF_PRODUCT = dict(users.SCRYPT)
 OURS = {"sec-fetch-site": "same-origin"}  # what a browser says of a form of our own
 
 
@@ -33,6 +35,15 @@ def token_of(client: TestClient) -> str:
     session = client.cookies.get(cookie_name(PORT))
     assert session is not None
     return form_token(session)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_hashes() -> Iterator[None]:
+    """Passwords whose hash takes no time; one of the product takes 0.3 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(users.SCRYPT, "n", 2)
+        patch.setattr(users, "OF_NOBODY", users.hashed(""))
+        yield
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
 from tests.store.harness import Query
-from tests.web.conftest import OURS, token_of
+from tests.web.conftest import OURS, SCRYPT_OF_PRODUCT, token_of
 from tests.web.test_acting import log_in
 
+from headgate.store.access import users
 from headgate.store.access.users import BROWSERS_PER_USER_MAX, GUESSES_FREE, GUESSES_OF_ADDRESS_FREE, LoggedIn
 from headgate.store.store import Store
 from headgate.store.tables import web_guess
@@ -153,3 +154,15 @@ def test_as_many_browsers_of_a_user_are_known_as_are_kept(password: str, store: 
     assert again.browser == tokens[-1]
     store.access.remove_user("ada")
     assert query("SELECT * FROM web_browser") == []
+
+
+def test_a_password_is_judged_by_the_cost_it_was_hashed_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = dict(users.SCRYPT)
+    for name, value in SCRYPT_OF_PRODUCT.items():
+        monkeypatch.setitem(users.SCRYPT, name, value)
+    known = users.hashed("a password of mine")
+    # OWASP's cheat sheet on the storage of passwords asks for as much.
+    assert [int(part) for part in known.split("$")[1:4]] == [2**15, 8, 3]
+    monkeypatch.setitem(users.SCRYPT, "n", quick["n"])
+    assert users.is_password("a password of mine", known)
+    assert not users.is_password("a password of yours", known)
