@@ -26,7 +26,7 @@ from headgate.store.db.engine import open_engine
 from headgate.store.db.schema import upgrade
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.transaction import Database
-from headgate.store.errors import DatabaseAway, DatabaseReplaced, RowsRefused, StoreError
+from headgate.store.errors import DatabaseAway, DatabaseReplaced, RowsRefused
 from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
 
@@ -359,6 +359,9 @@ class FailingStore:
         self._supervisor = supervisor
         self._store = open_store()
         self._store.database.watch(SimulatedFile(world))
+        self._connection = _raw()
+        self._own_changes = 0
+        self._by_others: int | None = None  # not looked at yet
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(self.call, name, getattr(self._store, name))
@@ -368,12 +371,13 @@ class FailingStore:
         return self.fail_or(lambda: verb(*args, **kwargs), args[0] if name in WRITES else 0, WRITES.get(name, ""))
 
     def has_changes(self) -> bool:
-        """See `Store`. It asks nothing of the database."""
-        return self._store.has_changes()
+        """See `Store`: whether others have written. Of its own writes no database tells a supervisor."""
+        last, self._by_others = self._by_others, self._connection.total_changes - self._own_changes
+        return last != self._by_others
 
-    def no_bell(self) -> str | None:
+    def no_bell(self) -> str:
         """See `Store`."""
-        return self._store.no_bell()
+        return "the simulation has none"
 
     def fence_triggerers(self, epoch: Any, **kwargs: Any) -> list[Any]:
         """See `Store`."""
@@ -412,18 +416,22 @@ class FailingStore:
         if self._supervisor.is_cut_off:
             raise DatabaseAway(NAME, "the simulation has cut this supervisor off")
         if now >= weather.database_back_at:
-            result = verb()
+            result = self._carried_out(verb)
             if writes:
                 self._wrote(epoch, writes)
             return result
         if weather.commit_is_ambiguous and writes:
             weather.commit_is_ambiguous = False
-            try:
-                verb()
-            except StoreError:
-                raise
+            self._carried_out(verb)
             self._wrote(epoch, writes)
         raise DatabaseAway(NAME, "the simulation has taken it away")
+
+    def _carried_out(self, verb: Callable[[], Result]) -> Result:
+        before = self._connection.total_changes
+        try:
+            return verb()
+        finally:
+            self._own_changes += self._connection.total_changes - before
 
     def _wrote(self, epoch: int, verb: str) -> None:
         """A verb that writes for an epoch has committed."""
