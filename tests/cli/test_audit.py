@@ -37,8 +37,8 @@ READ = {
 }
 # They run something that acts by itself, or write files, or another database; `db upgrade` may have no audit yet.
 RUN = {
-    *("demo", "examples", "frames replay", "metrics dashboards", "service install", "signals serve", "triggerer", "up"),
-    *("web", "db roles", "db upgrade"),
+    *("demo", "examples", "frames replay", "metrics dashboards", "service install", "signals serve", "traces send"),
+    *("triggerer", "up", "web", "db roles", "db upgrade"),
 }
 
 

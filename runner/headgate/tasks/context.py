@@ -199,7 +199,8 @@ class Context(TypedDict):
     ``stream`` is that of a task that has deferred with ``stream=``, in this try or an earlier one; else None. ``loop``
     is the iteration that a task of a loop is in; else None. ``signals`` are those that have started a task with rules
     about signals, one for each rule that was met, and ``previous_signals`` those of its start before. ``run_signals``
-    are those that the run was created for, in the order in which they met its schedule.
+    are those that the run was created for, in the order in which they met its schedule. ``traceparent`` names the span
+    of the try, as the W3C's "Trace Context" writes it; None in tests.
     """
 
     ti: TaskInstance
@@ -219,6 +220,7 @@ class Context(TypedDict):
     signals: tuple[SignalVersion, ...]
     previous_signals: tuple[SignalVersion, ...]
     run_signals: tuple[SignalVersion, ...]
+    traceparent: str | None
 
 
 def make_context(
@@ -237,6 +239,7 @@ def make_context(
     assets: tuple[RunAsset, ...] = (),
     stream: TaskStream | None = None,
     signals: StartSignals | None = None,
+    traceparent: str | None = None,
 ) -> Context:
     """Return the context of one step of ``task``."""
     dag_id, tasks = ("", {}) if task.dag is None else (task.dag.dag_id, task.dag.tasks)
@@ -273,6 +276,7 @@ def make_context(
         signals=() if signals is None else _versions(signals.signals),
         previous_signals=() if signals is None else _versions(signals.previous),
         run_signals=() if signals is None else _versions(signals.of_run),
+        traceparent=traceparent,
     )
     return cast(Context, _CheckedContext(context))
 

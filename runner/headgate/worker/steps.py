@@ -104,6 +104,7 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
         ),
         stream=TaskStream.of(step.stream),
         signals=_start_signals(ask) if operator.signals() or step.is_of_signals else None,
+        traceparent=step.traceparent,
     )
 
 

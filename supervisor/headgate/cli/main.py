@@ -39,6 +39,7 @@ from headgate.cli.commands import (
     status,
     streams,
     tasks,
+    traces,
     triggerer,
     triggers,
     up,
@@ -91,6 +92,7 @@ app.command("status", rich_help_panel=usage.MAINTAIN)(status.status)
 app.command("top", rich_help_panel=usage.MAINTAIN)(status.top)
 app.command("health", rich_help_panel=usage.MAINTAIN)(metrics.health)
 app.add_typer(metrics.app, name="metrics", rich_help_panel=usage.MAINTAIN)
+app.add_typer(traces.app, name="traces", rich_help_panel=usage.MAINTAIN)
 app.add_typer(service.app, name="service", rich_help_panel=usage.MAINTAIN)
 app.add_typer(database.app, name="db", rich_help_panel=usage.MAINTAIN)
 app.add_typer(audit.app, name="audit", rich_help_panel=usage.MAINTAIN)

@@ -360,6 +360,7 @@ Index("ix_dag_run_failed", dag_run.c.ended_at, postgresql_where=_failed_run, sql
 _look = text("needs_look")
 Index("ix_dag_run_look", dag_run.c.id, postgresql_where=_look, sqlite_where=_look)
 Index("ix_dag_run_newest", dag_run.c.dag_id, dag_run.c.id)
+Index("ix_dag_run_ended", dag_run.c.ended_at, dag_run.c.id)
 Index("ix_dag_run_state", dag_run.c.state, dag_run.c.id)
 
 # The subscriptions of DAGs to assets; a copy from the DAG's spec, which has the contract as well.

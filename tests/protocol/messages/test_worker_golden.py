@@ -331,6 +331,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
             map_length=10,
             is_of_signals=True,
             own=OwnValue(task_id="s", key="k", length=11, value=b"12"),
+            traceparent="00-1-2-01",
         ),
         is_behind=True,
     ),

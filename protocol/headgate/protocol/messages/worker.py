@@ -83,6 +83,7 @@ class Step(WireStruct, frozen=True):
     ``emitted`` is the number of elements that the earlier steps of its try have emitted. ``map_length`` is the number
     of values that the mapped task was expanded over, None as long as more may come. If signals have started the run,
     it ``is_of_signals``. ``own`` is the value of the instance, if the supervisor knows it; else the worker asks for it.
+    ``traceparent`` is the span of the try, for those that the author's code makes.
     """
 
     token: str
@@ -106,6 +107,7 @@ class Step(WireStruct, frozen=True):
     map_length: int | None = None
     is_of_signals: bool = False
     own: OwnValue | None = None
+    traceparent: str | None = None
 
 
 # --- supervisor to worker ------------------------------------------------------------------------

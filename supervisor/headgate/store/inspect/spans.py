@@ -12,14 +12,15 @@ from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, func, or_, select
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.facts.spans import StepEndName
+from headgate.store.ids import DagRunId
 from headgate.store.inspect.runs import TaskRef, run_id_of
-from headgate.store.tables import task_instance, task_span
+from headgate.store.tables import dag, dag_run, task_instance, task_span
 
 SPANS_READ_MAX = 10_000  # of one run, the first tasks' first
 
@@ -48,13 +49,39 @@ class Phase(msgspec.Struct, frozen=True):
     outcome: StepEndName | None = None
 
 
+class EndedRun(msgspec.Struct, frozen=True):
+    """A run that has ended."""
+
+    id: DagRunId
+    dag: str
+    run_id: str
+    run_type: str
+    state: str
+    created_date: datetime
+    ended_at: datetime
+
+
 class SpanInspection(Verbs):
     """The queries about phases."""
 
     @reading
-    def spans(self, tx: Tx, dag: str, run_id: str) -> list[Phase]:
+    def ended_runs(self, tx: Tx, ended_at: datetime, after: DagRunId, *, limit: int) -> list[EndedRun]:
+        """Return runs that ended later than a moment, or then and with an id beyond ``after``, in the order of ends."""
+        ends, id_ = dag_run.c.ended_at, dag_run.c.id
+        rows = (
+            select(id_, dag.c.name, dag_run.c.run_id, dag_run.c.run_type, dag_run.c.state)
+            .add_columns(dag_run.c.created_date, ends)
+            .select_from(dag_run.join(dag))
+            .where(ends >= ended_at, or_(ends > ended_at, id_ > after), dag_run.c.removed_at.is_(None))
+            .order_by(ends, id_)
+            .limit(limit)
+        )
+        return [EndedRun(*row) for row in tx.connection.execute(rows)]
+
+    @reading
+    def spans(self, tx: Tx, of_dag: str, run_id: str) -> list[Phase]:
         """Return the phases of all tasks of a run that has begun, by task, in their order. Raises `NoSuchRow`."""
-        return _read(tx, _C.dag_run_id == run_id_of(tx, dag, run_id))
+        return _read(tx, _C.dag_run_id == run_id_of(tx, of_dag, run_id))
 
     @reading
     def task_spans(self, tx: Tx, task: TaskRef) -> list[Phase]:

@@ -60,9 +60,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     dag: str
     run_id: str
     task_id: str
+    run_created_at: datetime
     try_number: int
-    pool: str
-    queue: str
     next_method: str | None
     next_kwargs: bytes | None
     event: bytes | None
@@ -391,8 +390,6 @@ class _ToRun(NamedTuple):
     task_id: str
     map_index: int
     try_number: int
-    pool: str
-    queue: str
     next_method: str | None
     next_kwargs: str | None
     event: bytes | None
@@ -400,6 +397,7 @@ class _ToRun(NamedTuple):
     execution_timeout_s: float | None
     file: str
     run_type: str
+    run_created_at: Any
     logical_date: Any
     conf: bytes | None
     interval_start: Any
@@ -423,9 +421,9 @@ _MAP_LENGTH = (
 )
 _TO_RUN = Prepared(
     select(
-        *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.try_number, _C.pool, _C.queue),
+        *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.try_number),
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
-        *(dag.c.file, dag_run.c.run_type, dag_run.c.logical_date, dag_run.c.conf),
+        *(dag.c.file, dag_run.c.run_type, dag_run.c.created_date, dag_run.c.logical_date, dag_run.c.conf),
         *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
         *(emitter.c.place, _MAP_LENGTH, _C.is_endless, dag.c.id, dag.c.spec_hash, _C.scheduled_at),
     )
@@ -470,9 +468,8 @@ def _to_run(
         dag=row.dag,
         run_id=row.run_id,
         task_id=row.task_id,
+        run_created_at=read(tx.connection, row.run_created_at),
         try_number=row.try_number,
-        pool=row.pool,
-        queue=row.queue,
         next_method=row.next_method,
         next_kwargs=next_kwargs,
         event=None if row.event is None else bytes(row.event),

@@ -8,6 +8,7 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
+from headgate.protocol import tracing
 from headgate.protocol.messages.steps import (
     StepDeferred,
     StepFailed,
@@ -54,7 +55,13 @@ def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
         map_length=task.map_length,
         is_of_signals=task.is_of_signals,
         own=task.own,
+        traceparent=_traceparent(task),
     )
+
+
+def _traceparent(task: TaskToRun) -> str:
+    trace = tracing.trace_of_run(task.dag, task.run_id, task.run_created_at)
+    return tracing.traceparent(trace, tracing.span_of_try(trace, task.task_id, task.map_index, task.try_number))
 
 
 def time_of(task: TaskToRun) -> float:
