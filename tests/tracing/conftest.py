@@ -12,7 +12,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.integration.conftest import keys as keys
 from tests.integration.conftest import station as station
+from tests.store.harness import Clock, OpenStore
 
+from headgate.store.store import Store
 from headgate.tracing.sender import Collector, open_collector
 
 
@@ -62,6 +64,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(open_store: OpenStore, clock: Clock) -> Store:
+    return open_store(clock=clock)
 
 
 @pytest.fixture

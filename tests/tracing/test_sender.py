@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import structlog
-from tests.store.harness import Clock, OpenStore, Query
+from tests.store.harness import Clock, Query
 from tests.supervisor.tasks_harness import Tasks, clear
 from tests.tracing.conftest import CollectorServer
 
@@ -19,16 +19,6 @@ from headgate.tracing import sender as sending
 from headgate.tracing.sender import LOOK_S, OVERLAP, RETRY_S, TRIES_MAX, Collector, CollectorAway, Sender, endpoint
 
 OVERLAP_S = OVERLAP.total_seconds()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(open_store: OpenStore, clock: Clock) -> Store:
-    return open_store(clock=clock)
 
 
 @pytest.fixture

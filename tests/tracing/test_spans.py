@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from tests.store.harness import QUEUES, Clock, OpenStore, Query
+from tests.store.harness import QUEUES, Clock, Query
 from tests.store.inspect.test_spans import Timed
 from tests.supervisor.tasks_harness import WAIT, Tasks
 from tests.tracing.conftest import CollectorServer
@@ -19,16 +18,6 @@ from headgate.store.store import Store
 from headgate.store.tasks.outcomes import StepEnd, WorkerLost
 from headgate.supervisor.tasks.steps import step_of
 from headgate.tracing.sender import Collector, Sender
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(open_store: OpenStore, clock: Clock) -> Store:
-    return open_store(clock=clock)
 
 
 def attributes(span: Span) -> dict[str, str | int]:
