@@ -9,6 +9,7 @@ import pytest
 from headgate.scheduling.status import (
     COUNTED_MAX,
     STREAMS_TOLD_MAX,
+    Drifted,
     Letters,
     Overdue,
     StatusFacts,
@@ -114,6 +115,20 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
         StatusFacts(UP, letters=(Letters("a", 3, 90.0), Letters("b", 1, 5.0))),
         "4 open dead letters, the newest stored 5.0 s ago: a (3), b (1)",
         "dlq list",
+    ),
+    (
+        "attention",
+        "drift",
+        StatusFacts(UP, drifted=(Drifted(1, "a", "went back"),)),
+        "the brokers of 1 stream are not where headgate has left them, messages come again: a: went back",
+        "streams drift 1",
+    ),
+    (
+        "attention",
+        "drift",
+        StatusFacts(UP, drifted=(Drifted(1, "a", "went back"), Drifted(2, "b", "moved by others"))),
+        "2 streams are not where headgate has left them, messages were passed over, or may be: a: went back, b: moved",
+        "streams drift 2",
     ),
     ("attention", "import_errors", StatusFacts(UP, import_errors=(("a.py", "no"),)), "parsed: a.py: no", "dags list"),
     (

@@ -30,16 +30,17 @@ Verdict = Literal[
     "unknown to the broker",
     "cannot be told",
 ]
-# What a metric says of them: 3 is a loss.
+LOSS: Final = 3
+# What a metric says of them.
 LEVELS: Final[Mapping[Verdict, int]] = {
     "ok": 0,
     "cannot be told": 0,
     "behind": 1,
     "went back": 2,
-    "dropped unread": 3,
-    "moved by others": 3,
-    "log newer than the database": 3,
-    "unknown to the broker": 3,
+    "dropped unread": LOSS,
+    "moved by others": LOSS,
+    "log newer than the database": LOSS,
+    "unknown to the broker": LOSS,
 }
 # The worst last.
 _ORDER: Final[tuple[Verdict, ...]] = (

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from headgate.scheduling.drift import LEVELS, LOSS, Verdict
 from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive, some, span
 
 FAILURES_BROKEN_MIN = 3  # of a subscriber: from then on a stream that waits for it stands still, and not only hesitates
@@ -79,6 +80,14 @@ class TroubledConsumer(msgspec.Struct, frozen=True):
     newest_age_s: float
 
 
+class Drifted(msgspec.Struct, frozen=True):
+    """A stream whose broker was not where headgate has left it, which nobody has accepted; ``verdict`` is the worst."""
+
+    stream: int
+    name: str
+    verdict: Verdict
+
+
 class StatusFacts(msgspec.Struct, frozen=True):
     """Everything that `problems` looks at. No list has more than `COUNTED_MAX` rows.
 
@@ -93,6 +102,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     unclaimed: tuple[Unclaimed, ...] = ()
     troubled: tuple[TroubledTrigger, ...] = ()
     overdue: tuple[Overdue, ...] = ()
+    drifted: tuple[Drifted, ...] = ()
     letters: tuple[Letters, ...] = ()
     consumers: tuple[TroubledConsumer, ...] = ()
     import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
@@ -125,6 +135,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_streams(facts.troubled),
         *_triggers(facts.troubled),
         *_tasks(facts.overdue),
+        *_drift(facts.drifted),
         *_letters(facts.letters),
         *_consumers(facts.consumers),
         *_files(facts.import_errors),
@@ -292,6 +303,16 @@ def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
 
 def _named(task: Overdue) -> str:
     return f"{task.dag} {task.run_id} {task.task_id}"
+
+
+def _drift(drifted: Sequence[Drifted]) -> list[Problem]:
+    if not drifted:
+        return []
+    worst = max(drifted, key=lambda one: LEVELS[one.verdict])
+    each = tuple(f"{one.name}: {one.verdict}" for one in drifted)
+    what = "messages were passed over, or may be" if LEVELS[worst.verdict] == LOSS else "messages come again"
+    text = f"the brokers of {counted(drifted, 'stream')} are not where headgate has left them, {what}: {some(each)}"
+    return [Problem("attention", "drift", text, f"headgate streams drift {worst.stream}", each)]
 
 
 def _letters(letters: Sequence[Letters]) -> list[Problem]:

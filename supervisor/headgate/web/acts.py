@@ -30,6 +30,7 @@ ACTS: Final[dict[Action, Role]] = {
     "tasks stop": "operator",
     "signals send": "operator",
     "triggers release": "operator",
+    "streams drift": "operator",
     "dlq redrive": "operator",
     "dlq edit": "admin",
     "dlq discard": "admin",
@@ -130,6 +131,13 @@ def of_watcher(name: str, *, hold: str | None) -> tuple[Act, ...]:
 def of_trigger(trigger_id: int, *, hold: str | None) -> tuple[Act, ...]:
     """Return the acts on a trigger, whoever's, if it is held. One that a user has paused is resumed by its watcher."""
     return () if hold in (None, "paused") else (Act("triggers release", "Release", {"trigger": trigger_id}),)
+
+
+def of_stream(stream_id: int, *, has_drifted: bool) -> tuple[Act, ...]:
+    """Return the acts on a stream."""
+    ask = Act("streams drift", "Ask its broker", {"stream": stream_id})
+    accept = Act("streams drift", "Accept what was found ...", {"stream": stream_id, "accepts": "yes"})
+    return (ask, accept) if has_drifted else (ask,)
 
 
 def of_letter(letter_id: int, state: str, payload: str | None) -> tuple[Act, ...]:

@@ -76,9 +76,12 @@ def test_a_move_while_nobody_reads_is_found_once_and_accepted_by_a_user(store: S
     assert (found.was, found.now) == ((40,), (45,))
     assert store.note_drift(epoch, {"d": (lane(50, began=45, begun_at=2.0),)}, {}) == {"d": "moved by others"}
     stream_id = store.inspect.find_stream("orders")
+    (problem,) = store.inspect.status()
+    assert (problem.reason, problem.next) == ("drift", f"headgate streams drift {stream_id}")
     assert store.ask_drift([stream_id]) == ()
     assert store.ask_drift([stream_id], accepts=True) == (found,)
     assert of(store).found == ()
+    assert store.inspect.status() == []
     assert store.note_drift(epoch, {"d": (lane(51, began=45, begun_at=2.0),)}, {}) == {"d": "ok"}
 
 

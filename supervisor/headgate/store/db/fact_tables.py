@@ -34,6 +34,8 @@ stream_drift = Table(
 )
 _asked = stream_drift.c.asked_at.is_not(None)
 Index("ix_stream_drift_asked", stream_drift.c.stream_id, postgresql_where=_asked, sqlite_where=_asked)
+_found = text("found <> '[]'")
+Index("ix_stream_drift_found", stream_drift.c.stream_id, postgresql_where=_found, sqlite_where=_found)
 
 # A step of a task that has ended: when it was ready, and when it ran. With the task's own row this is its history.
 task_span = Table(

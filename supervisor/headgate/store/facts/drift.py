@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
-from sqlalchemy import Text, func, literal_column, or_, select, update
+from sqlalchemy import Boolean, Text, func, literal_column, or_, select, update
 
 from headgate.protocol.messages.runner import DescribedStream, LaneProgress
 from headgate.scheduling.drift import (
@@ -33,6 +33,7 @@ from headgate.store.tables import stream, stream_drift, triggerer
 
 ASKED: Final = "asked "  # before a digest, where a poll says what is to be done
 FINDINGS_MAX = 1000  # of one stream: as many as lanes are described
+HAS_FOUND: Final = literal_column("stream_drift.found <> '[]'", Boolean())  # as text, as its index has it
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -123,6 +124,19 @@ def drift_of(tx: Tx, stream_ids: Collection[int]) -> dict[int, StreamDrift]:
                 _read(_FOUND, row.found, ()),
             )
     return found
+
+
+def drifted(tx: Tx, *, limit: int) -> list[tuple[int, str, Verdict]]:
+    """Return id, name and worst verdict of streams of which something was found that nobody has accepted."""
+    rows = (
+        select(stream.c.id, stream.c.name, stream_drift.c.found)
+        .select_from(stream_drift.join(stream, stream.c.id == stream_drift.c.stream_id))
+        .where(HAS_FOUND)
+        .order_by(stream_drift.c.stream_id)
+        .limit(limit)
+    )
+    found = [(row.id, row.name, _read(_FOUND, row.found, ())) for row in tx.connection.execute(rows)]
+    return [(id_, name, worst(finding.verdict for finding in some)) for id_, name, some in found if some]
 
 
 def asked_of(mine: Any) -> Any:

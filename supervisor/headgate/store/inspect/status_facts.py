@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Select, and_, false, func, literal_column,
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.status import (
     COUNTED_MAX,
+    Drifted,
     Letters,
     Overdue,
     StatusFacts,
@@ -23,6 +24,7 @@ from headgate.scheduling.status import (
 )
 from headgate.scheduling.why import shortened
 from headgate.store.db.transaction import Tx
+from headgate.store.facts.drift import drifted
 from headgate.store.ids import instance_name
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
 from headgate.store.signals import waits
@@ -68,6 +70,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         unclaimed=unclaimed,
         troubled=_troubled(tx),
         overdue=_overdue(tx),
+        drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),
         import_errors=_import_errors(tx),

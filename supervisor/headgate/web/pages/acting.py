@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from starlette.responses import RedirectResponse
 
+from headgate.presentation.drift import finding_text
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, SignalSend
@@ -32,6 +33,7 @@ CLEAR_S_MAX = 10.0  # of one request; what is left is said, and the same form go
 LETTERS_S_MAX = 2.0  # of one part
 FAILURES_MAX = 10  # in a row: whatever is wrong is wrong for the others, too
 BUSY_PAUSE_S = 0.05
+FINDINGS_TOLD_MAX = 20
 
 
 def done(view: View, *parts: str | int, **query: str | int | None) -> Answer:
@@ -229,6 +231,18 @@ def release(view: View) -> Answer:
     return done(view, "triggers", trigger_id)
 
 
+def ask_drift(view: View) -> Answer:
+    """Have the broker of a stream asked; or, once that is confirmed, forget what was found of it."""
+    stream_id, accepts = view.given_number("stream"), view.field("accepts") is not None
+    if accepts and not view.is_confirmed:
+        known = view.store.inspect.drift([stream_id]).get(stream_id)
+        found = () if known is None else known.found
+        lines = [*map(finding_text, found[:FINDINGS_TOLD_MAX]), "No alert and no page tells of it any more."]
+        return view.confirm("streams drift", "Accept what was found?", lines, "Accept it")
+    view.store.ask_drift([stream_id], accepts=accepts)
+    return done(view, "streams", stream_id)
+
+
 def set_pool(view: View) -> Answer:
     """Make a pool, or change its slots."""
     view.store.tasks.set_pool(view.given("pool"), view.given_number("slots"))
@@ -358,6 +372,7 @@ HANDLERS: Final[dict[Action, Handler]] = {
     "tasks stop": stop,
     "signals send": send_signal,
     "triggers release": release,
+    "streams drift": ask_drift,
     "dlq redrive": redrive,
     "dlq edit": edit_letter,
     "dlq discard": discard,

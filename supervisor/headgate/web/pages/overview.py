@@ -39,6 +39,8 @@ def place_of(command: str) -> str | None:
             return path("search", q=trigger)
         case ["why", dag, run, task]:
             return path("dags", dag, "runs", run, "tasks", task)
+        case ["streams", "drift", stream]:
+            return path("streams", stream)
         case ["triggers", "list", "--queue", queue]:
             return path("triggers", queue=queue)
         case _:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
+from headgate.presentation.drift import finding_text, position_text
+from headgate.scheduling.drift import LEVELS, Verdict, worst
+from headgate.store.facts.drift import StreamDrift
 from headgate.store.inspect.streams import StreamLine, SubscriberLine
 from headgate.store.inspect.triggers import TriggerLine, WatcherRow
 from headgate.web import acts
@@ -13,6 +19,7 @@ from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, Vie
 EVENTS_SHOWN = 20  # on the page of one trigger
 RUNS_SHOWN = 10
 SUBSCRIBERS_SHOWN = 200  # on the page of one stream
+FINDINGS_SHOWN = LANES_SHOWN = 100
 
 
 def listing(view: View) -> Answer:
@@ -142,7 +149,30 @@ def stream(view: View) -> Answer:
         "subscribers": subscribers,
         "left": line.subscribers - len(subscribers),
     }
-    return Page("stream.html", line.name, values)
+    known = view.inspect.drift([line.id]).get(line.id, StreamDrift(line.id))
+    values |= {"acts": view.acts(*acts.of_stream(line.id, has_drifted=bool(known.found)))}
+    return Page("stream.html", line.name, values | _drift(known))
+
+
+def _drift(known: StreamDrift) -> dict[str, Any]:
+    """Return what a page has of the drift of a stream; none if its broker was never asked and nothing was found."""
+    report = known.report if known.asked_at is None else None  # a new answer is on its way
+    if report is None and not known.found and known.asked_at is None:
+        return {"drift": None}
+    said: Verdict = "cannot be told" if report is None else report.verdict
+    verdict = worst([said, *(each.verdict for each in known.found)])
+    return {
+        "drift": (
+            ("verdict", Error(verdict) if LEVELS[verdict] > LEVELS["behind"] else verdict),
+            ("its broker has answered", known.answered_at),
+            ("it is asked since", known.asked_at),
+            ("it could not be asked", Error(report.error) if report is not None and report.error else None),
+        ),
+        "findings": known.found[:FINDINGS_SHOWN],
+        "finding_columns": FINDING_COLUMNS,
+        "lanes": () if report is None else report.lanes[:LANES_SHOWN],
+        "lane_columns": LANE_COLUMNS,
+    }
 
 
 def _live_facts(line: StreamLine) -> tuple[tuple[str, Cell], ...]:
@@ -240,4 +270,17 @@ SUBSCRIBER_COLUMNS = (
     Column("open letters", lambda line: line.open_letters or None, is_number=True),
     Column("failures", lambda line: line.failure_count or None, is_number=True),
     Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
+)
+FINDING_COLUMNS = (
+    Column("found", lambda found: datetime.fromtimestamp(found.at, UTC)),
+    Column("what", lambda found: Error(finding_text(found))),
+)
+LANE_COLUMNS = (
+    Column("lane", lambda lane: Code(lane.lane) if lane.lane else None),
+    Column("verdict", lambda lane: lane.verdict),
+    Column("committed", lambda lane: position_text(lane.committed), is_number=True),
+    Column("advanced", lambda lane: position_text(lane.advanced), is_number=True),
+    Column("end", lambda lane: position_text(lane.end), is_number=True),
+    Column("lag", lambda lane: lane.lag, is_number=True),
+    Column("oldest unresolved", lambda lane: Code(lane.oldest_key) if lane.oldest_key else None, is_minor=True),
 )
