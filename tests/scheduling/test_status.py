@@ -15,7 +15,7 @@ from headgate.scheduling.status import (
     StatusFacts,
     TroubledTrigger,
     Unclaimed,
-    counted,
+    counted_rows,
     exit_code,
     problems,
 )
@@ -194,4 +194,4 @@ def test_only_some_streams_have_a_sentence_of_their_own() -> None:
     ("number", "text"), [(1, "1 run"), (2, "2 runs"), (COUNTED_MAX, f"{COUNTED_MAX:,} runs or more")]
 )
 def test_a_list_that_is_full_says_that_there_may_be_more(number: int, text: str) -> None:
-    assert counted(range(number), "run") == text
+    assert counted_rows(range(number), "run") == text

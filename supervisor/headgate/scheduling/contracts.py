@@ -20,7 +20,7 @@ from headgate.protocol.messages.schedules import (
     Schedule,
     SignalSchedule,
 )
-from headgate.scheduling.why import Answer, moment
+from headgate.scheduling.why import Answer, counted, moment
 
 PAYLOAD_BYTES_PER_RUN_MAX = 8 * 1024 * 1024  # of all its events together: they go to the worker in one frame of 16 MiB
 
@@ -168,11 +168,6 @@ class DagFacts(msgspec.Struct, frozen=True):
     waits: int = 0
     first_age_s: float | None = None
     rules: tuple[RulePlace, ...] = ()
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number of things as text."""
-    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def explain_dag(facts: DagFacts) -> Answer:

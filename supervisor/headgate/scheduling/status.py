@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from headgate.scheduling.drift import LEVELS, LOSS, Verdict
-from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive, some, span
+from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive, counted, some, span
 
 FAILURES_BROKEN_MIN = 3  # of a subscriber: from then on a stream that waits for it stands still, and not only hesitates
 STREAMS_TOLD_MAX = 4  # each with a sentence of its own; the others are counted
@@ -151,11 +151,9 @@ def exit_code(found: Iterable[Problem]) -> int:
     return 2 if "broken" in severities else 1 if "attention" in severities else 0
 
 
-def counted(things: Sequence[object], thing: str) -> str:
+def counted_rows(things: Sequence[object], thing: str) -> str:
     """Return the number of things as text; a list that is full may not have all of them."""
-    if len(things) == 1:
-        return f"1 {thing}"
-    return f"{len(things):,} {thing}s" + (" or more" if len(things) >= COUNTED_MAX else "")
+    return counted(len(things), thing) + (" or more" if len(things) >= COUNTED_MAX else "")
 
 
 # --- supervisors and queues ----------------------------------------------------------------------
@@ -177,7 +175,7 @@ def _supervisors(facts: StatusFacts) -> list[Problem]:
         what = "another takes its triggers over" if living else "its triggers wait for another"
         text = f"{told[0]}; {what}"
         if len(told) > 1:
-            text = f"{counted(told, 'supervisor')} left without a word, the newest: {told[0]}"
+            text = f"{counted_rows(told, 'supervisor')} left without a word, the newest: {told[0]}"
         found.append(Problem("attention", "supervisor_silent", text, "headgate triggerers list", tuple(told)))
     return found
 
@@ -211,9 +209,9 @@ def _unclaimed(facts: StatusFacts) -> list[Problem]:
         waiting = [one for one in facts.unclaimed if one.queue == queue]
         oldest = max(waiting, key=lambda one: one.age_s)
         streams = sorted({one.stream for one in waiting if one.stream is not None})
-        text = f"no supervisor has claimed {counted(waiting, 'trigger')} of the queue {queue!r}"
+        text = f"no supervisor has claimed {counted_rows(waiting, 'trigger')} of the queue {queue!r}"
         if streams:
-            text += f", and nobody owns {counted(streams, 'stream')}: {some(streams)}"
+            text += f", and nobody owns {counted_rows(streams, 'stream')}: {some(streams)}"
         is_full = all(one.open_triggers >= one.capacity for one in serving)
         text += "; all that serve it are at their capacity" if is_full else ""
         text += f"; the oldest, {oldest.name}, was added {span(oldest.age_s)} ago"
@@ -244,7 +242,7 @@ def _streams(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
     found.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     more = found[STREAMS_TOLD_MAX:]
     if more:
-        text = f"{counted(more, 'other stream')} wait for subscribers that are absent"
+        text = f"{counted_rows(more, 'other stream')} wait for subscribers that are absent"
         lines = tuple(problem.text for problem in more)
         found[STREAMS_TOLD_MAX:] = [Problem(more[0].severity, "stream_waits", text, "headgate streams list", lines)]
     return found
@@ -267,7 +265,7 @@ def _triggers(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
         if not triggers:
             continue
         worst = max(triggers, key=lambda one: one.failures)
-        text = f"{counted(triggers, 'trigger')} {'is' if len(triggers) == 1 else 'are'} {what}: "
+        text = f"{counted_rows(triggers, 'trigger')} {'is' if len(triggers) == 1 else 'are'} {what}: "
         text += f"{worst.name}, {worst.absence}" if len(triggers) == 1 else some([one.name for one in triggers])
         lines = tuple(f"{one.name}: {one.absence}" for one in triggers)
         found.append(Problem(severity, reason, text, f"headgate why {worst.name}", lines))
@@ -295,7 +293,7 @@ def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
         if not tasks:
             continue
         worst = max(tasks, key=lambda one: one.late_s)
-        text = f"{counted(tasks, 'task')} that {what}; the longest for {span(worst.late_s)}: {_named(worst)}"
+        text = f"{counted_rows(tasks, 'task')} that {what}; the longest for {span(worst.late_s)}: {_named(worst)}"
         lines = tuple(f"{_named(one)}: {span(one.late_s)}" for one in tasks)
         found.append(Problem(severity, f"tasks_{reason}", text, f"headgate why {_named(worst)}", lines))
     return found
@@ -311,7 +309,9 @@ def _drift(drifted: Sequence[Drifted]) -> list[Problem]:
     worst = max(drifted, key=lambda one: LEVELS[one.verdict])
     each = tuple(f"{one.name}: {one.verdict}" for one in drifted)
     what = "messages were passed over, or may be" if LEVELS[worst.verdict] == LOSS else "messages come again"
-    text = f"the brokers of {counted(drifted, 'stream')} are not where headgate has left them, {what}: {some(each)}"
+    text = (
+        f"the brokers of {counted_rows(drifted, 'stream')} are not where headgate has left them, {what}: {some(each)}"
+    )
     return [Problem("attention", "drift", text, f"headgate streams drift {worst.stream}", each)]
 
 
@@ -333,7 +333,7 @@ def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
     if failing:
         worst = max(failing, key=lambda one: one.failures)
         times = "once" if worst.failures == 1 else f"{worst.failures:,} times"
-        text = f"{counted(failing, 'consumer')} cannot take the next event: {worst.name}, {times}: {worst.error}"
+        text = f"{counted_rows(failing, 'consumer')} cannot take the next event: {worst.name}, {times}: {worst.error}"
         lines = tuple(f"{one.name}: {one.failures:,}: {one.error}" for one in failing)
         severity: Severity = "broken" if worst.failures >= FAILURES_BROKEN_MIN else "attention"
         found.append(Problem(severity, "consumer_fails", text, "headgate consumers list --wide", lines))
@@ -342,10 +342,8 @@ def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
         total = sum(one.letters for one in with_letters)
         newest = min(with_letters, key=lambda one: one.newest_age_s)
         each = tuple(f"{one.name} ({one.letters:,})" for one in with_letters)
-        text = (
-            f"{total:,} event{'s' if total > 1 else ''} set aside by {counted(with_letters, 'consumer')}, the newest "
-        )
-        text += f"{span(newest.newest_age_s)} ago: {some(each)}"
+        by = counted_rows(with_letters, "consumer")
+        text = f"{counted(total, 'event')} set aside by {by}, the newest {span(newest.newest_age_s)} ago: {some(each)}"
         found.append(Problem("attention", "set_aside", text, f"headgate consumers letters {newest.name}", each))
     return found
 
@@ -354,9 +352,9 @@ def _files(errors: Sequence[tuple[str, str]]) -> list[Problem]:
     if not errors:
         return []
     file, error = errors[0]
-    text = f"{counted(errors, 'DAG file')} cannot be parsed: {file}: {error}"
+    text = f"{counted_rows(errors, 'DAG file')} cannot be parsed: {file}: {error}"
     if len(errors) > 1:
-        text = f"{counted(errors, 'DAG file')} cannot be parsed: {some([name for name, _ in errors])}"
+        text = f"{counted_rows(errors, 'DAG file')} cannot be parsed: {some([name for name, _ in errors])}"
     lines = tuple(f"{name}: {text_}" for name, text_ in errors)
     return [Problem("attention", "import_errors", text, "headgate dags list", lines)]
 
@@ -365,7 +363,7 @@ def _runs(failed: Sequence[tuple[str, str]]) -> list[Problem]:
     if not failed:
         return []
     names = [f"{dag} {run_id}" for dag, run_id in failed]
-    text = f"{counted(names, 'run')} failed within the last day: {some(names)}"
+    text = f"{counted_rows(names, 'run')} failed within the last day: {some(names)}"
     return [Problem("attention", "failed_runs", text, "headgate runs list --state failed --since 1d", tuple(names))]
 
 

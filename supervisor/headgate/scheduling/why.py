@@ -334,6 +334,11 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things as text."""
+    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def some(names: Sequence[str]) -> str:
     """Return the first names as text, and the number of the others."""
     shown = ", ".join(names[:NAMES_SHOWN_MAX])

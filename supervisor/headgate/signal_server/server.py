@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import ssl
@@ -18,6 +17,7 @@ from headgate.protocol import signal_rpc
 from headgate.signal_server.service import Service, TokenRequired
 from headgate.signal_server.store_thread import StoreThread
 from headgate.store.db.transaction import Database
+from headgate.supervisor.metrics.address import parse_address
 
 CALLS_MAX = 32  # for which there is room however many listen; they wait for the one thread that has the database
 LISTENERS_MAX = 200  # each has a thread, and one answer (`headgate.signal_server.service.LISTEN_BYTES`)
@@ -27,7 +27,6 @@ METADATA_BYTES_MAX = 8 * 1024
 DRAIN_S = 5.0  # that calls have to end in when it stops
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1000
-PORT_MAX = 65535
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # two servers must not share a port without knowing it
@@ -61,10 +60,11 @@ def check_token(token: str, source: str) -> str:
 
 def check_address(address: str, *, has_token: bool, is_encrypted: bool) -> None:
     """Raise `ServerRefused` for an address that is no HOST:PORT, or that others reach without a token or in clear."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > PORT_MAX:
-        raise ServerRefused(f"{address!r} is not an address: give HOST:PORT, for example 127.0.0.1:50551")
-    if _is_loopback(host):
+    try:
+        where = parse_address(address)
+    except ValueError:
+        raise ServerRefused(f"{address!r} is not an address: give HOST:PORT, for example 127.0.0.1:50551") from None
+    if where.is_loopback:
         return
     if not has_token:
         raise ServerRefused(f"{address} is reached from other machines: without a token give an address of this one")
@@ -73,14 +73,6 @@ def check_address(address: str, *, has_token: bool, is_encrypted: bool) -> None:
             f"{address} is reached from other machines, and the token would be sent in clear: give --certificate and "
             f"--key, or --plaintext if something else encrypts the link"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    host = host.removeprefix("[").removesuffix("]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class SignalServer:
