@@ -13,7 +13,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
-from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent, RefusedEvent
+from headgate.protocol.messages.runner import (
+    DescribedLane,
+    DescribedStream,
+    DescribedTrigger,
+    FinishedTrigger,
+    FiredEvent,
+    LaneProgress,
+    RefusedEvent,
+)
 from headgate.protocol.messages.schedules import CronSchedule
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSucceeded, XCom
 from headgate.protocol.values import encode_value
@@ -217,6 +225,22 @@ class Lively:
         self.store.store_slice(self.epoch, finished=[FinishedTrigger(fraud, "off", "failed", 0, error, TRACEBACK)])
         self.store.pause_watcher("stock")
         assert stock > big
+        self._drift()
+
+    def _drift(self) -> None:
+        """Somebody has set a group forward, and a user has asked since."""
+
+        def lane(name: str, at: int, begun_at: float, *, is_ours: bool) -> LaneProgress:
+            return LaneProgress(name, (at,), begun_at, advanced=(at,), asked=(at,), is_ours=is_ours)
+
+        before, after = lane("0", 42, 1.0, is_ours=True), lane("0", 1_042, 2.0, is_ours=False)
+        self.store.note_drift(self.epoch, {"d-orders": (before,)}, {})
+        self.store.note_drift(self.epoch, {"d-orders": (after,)}, {})
+        lanes = (
+            DescribedLane("0", end=(13_460,), committed=(1_052,), lag=12_408, oldest_key="kafka:shop:orders:0:1052"),
+            DescribedLane("1", end=(977,), committed=(977,), lag=0),
+        )
+        self.store.note_drift(self.epoch, {}, {"d-orders": DescribedStream("d-orders", lanes, 2)})
 
     def _send(self) -> None:
         for number in range(4):

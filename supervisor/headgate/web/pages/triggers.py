@@ -265,7 +265,7 @@ STREAM_COLUMNS = (
 SUBSCRIBER_COLUMNS = (
     Column("trigger", lambda line: Link(path("triggers", line.trigger_id), line.name)),
     Column("state", _subscriber_state),
-    Column("the stream waits for it", lambda line: line.missing),
+    Column("the stream waits for it", lambda line: Error(line.missing) if line.missing else None),
     Column("newest event", lambda line: line.stored_at),
     Column("open letters", lambda line: line.open_letters or None, is_number=True),
     Column("failures", lambda line: line.failure_count or None, is_number=True),
