@@ -175,11 +175,9 @@ def _all_streams(store: Store, liveness: Liveness) -> list[StreamLine]:
 def _answers(store: Store, stream_ids: Sequence[int], wait_s: float) -> dict[int, StreamDrift]:
     """Wait until the brokers of these streams have answered, for so many seconds at most; return what is known."""
     deadline = time.monotonic() + wait_s
-    while True:
-        known = store.inspect.drift(stream_ids)
-        if time.monotonic() >= deadline or all(each.asked_at is None for each in known.values()):
-            return known
+    while time.monotonic() < deadline and store.inspect.is_drift_asked(stream_ids):
         time.sleep(LOOK_INTERVAL_S)
+    return store.inspect.drift(stream_ids)
 
 
 def _drift_record(line: StreamLine, known: StreamDrift | None, newest_key: str | None) -> dict[str, Any]:

@@ -126,6 +126,12 @@ def drift_of(tx: Tx, stream_ids: Collection[int]) -> dict[int, StreamDrift]:
     return found
 
 
+def is_asked(tx: Tx, stream_ids: Collection[int]) -> bool:
+    """Whether the broker of one of these streams is to be asked, and has not answered yet."""
+    asked = tx.connection.execute(select(stream_drift.c.stream_id).where(stream_drift.c.asked_at.is_not(None)))
+    return not set(stream_ids).isdisjoint(asked.scalars())
+
+
 def drifted(tx: Tx, *, limit: int) -> list[tuple[int, str, Verdict]]:
     """Return id, name and worst verdict of streams of which something was found that nobody has accepted."""
     rows = (

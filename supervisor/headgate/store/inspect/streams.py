@@ -17,7 +17,7 @@ from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
-from headgate.store.facts.drift import StreamDrift, drift_of
+from headgate.store.facts.drift import StreamDrift, drift_of, is_asked
 from headgate.store.facts.supervisor_status import PublishedStatus, StreamStatus, published
 from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, BY_SILENCE, Liveness, absence, is_absent, supervisor_texts
@@ -151,6 +151,11 @@ class StreamInspection(Verbs):
     def drift(self, tx: Tx, stream_ids: Collection[int]) -> dict[int, StreamDrift]:
         """Return what is known of the drift of streams, by id; those of which nothing is known are left out."""
         return drift_of(tx, stream_ids)
+
+    @reading
+    def is_drift_asked(self, tx: Tx, stream_ids: Collection[int]) -> bool:
+        """Whether the broker of one of these streams is to be asked, and has not answered yet."""
+        return is_asked(tx, stream_ids)
 
     @reading
     def stream(
