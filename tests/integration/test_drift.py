@@ -200,8 +200,9 @@ def test_what_others_do_to_a_stream_is_told(
     pair.stop()
     pair = start_pair(**settings)
     drift.wait(2, "moved by others")
-    code, accepted = drift("--accept")
-    assert (code, accepted["verdict"], accepted["found"]) == (0, "ok", [])
+    # The runner may not be there yet, which is not waited for.
+    assert drift("--accept")[1]["found"] == []
+    drift.wait(0, "ok")
 
     # Somebody sets it back to the beginning: all comes again, what was passed over for the first time.
     pair.stop()
