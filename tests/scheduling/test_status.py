@@ -127,7 +127,7 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
         "attention",
         "drift",
         StatusFacts(UP, drifted=(Drifted(1, "a", "went back"), Drifted(2, "b", "moved by others"))),
-        "2 streams are not where headgate has left them, messages were passed over, or may be: a: went back, b: moved",
+        "streams are not where headgate has left them, messages were passed over, or may be: b: moved by others, a: w",
         "streams drift 2",
     ),
     ("attention", "import_errors", StatusFacts(UP, import_errors=(("a.py", "no"),)), "parsed: a.py: no", "dags list"),

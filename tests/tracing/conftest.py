@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,21 +14,17 @@ from tests.integration.conftest import station as station
 from tests.store.harness import Clock, OpenStore
 
 from headgate.store.store import Store
-from headgate.tracing.sender import Collector, open_collector
+from headgate.tracing.collector import Collector
 
 
 class CollectorServer(ThreadingHTTPServer):
-    """What it was sent.
-
-    ``refuses`` is a text: a request in which it occurs is answered with 400, for ``refusals_left`` times.
-    """
+    """What it was sent. ``refuses`` is a text: a request in which it occurs is answered with ``code``, and ``says``."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[ExportTraceServiceRequest] = []
         self.refuses: bytes | None = None
-        self.refusals_left = sys.maxsize
-        self.is_away = False
+        self.code, self.says = 400, b""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     @property
@@ -52,15 +47,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Take one request."""
         body = self.rfile.read(int(self.headers["content-length"]))
         server = self.server
-        code = 404 if self.path != "/v1/traces" else 503 if server.is_away else 200
-        if server.refuses is not None and server.refuses in body and server.refusals_left:
-            server.refusals_left -= 1
-            code = 400
-        if code == 200 and body:
+        code, says = 404 if self.path != "/v1/traces" else 200, b""
+        if server.refuses is not None and server.refuses in body:
+            code, says = server.code, server.says
+        if code == 200:
             server.requests.append(ExportTraceServiceRequest.FromString(body))
         self.send_response(code)
-        self.send_header("content-length", "0")
+        self.send_header("content-length", str(len(says)))
         self.end_headers()
+        self.wfile.write(says)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -88,7 +83,12 @@ def server() -> Iterator[CollectorServer]:
 
 
 @pytest.fixture
-def collector(server: CollectorServer, monkeypatch: pytest.MonkeyPatch) -> Collector:
-    """The collector, for a sender. One that is away is asked again within a tenth of a second, and then given up."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.1")
-    return open_collector(f"{server.url}/v1/traces")
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that cannot take something now is asked again for two seconds only; to be named first."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2")
+
+
+@pytest.fixture
+def collector(server: CollectorServer) -> Collector:
+    """The collector, for a sender."""
+    return Collector(f"{server.url}/v1/traces")

@@ -33,9 +33,7 @@ def send(station: Station, url: str, *arguments: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HEADGATE_", "OTEL_"))}
     environment["HEADGATE_DATABASE_URL"] = station._engine.url.render_as_string(hide_password=False)
     environment["HEADGATE_HOME"] = str(station.home)
-    for name, value in {"ENDPOINT": url, "TRACES_TIMEOUT": "1"}.items():
-        environment[f"OTEL_EXPORTER_OTLP_{name}"] = value
-    environment["OTEL_SERVICE_NAME"] = "shop"
+    environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SERVICE_NAME": "shop"}
     command = [sys.executable, "-m", "headgate.cli", "traces", "send", *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -69,16 +67,17 @@ def test_a_run_is_sent_when_it_ends(station: Station, server: CollectorServer) -
     again = send(station, server.url, "--once", "--since", "1h")
     out, err = again.communicate(timeout=WITHIN_S)
     assert (again.returncode, err) == (0, "")
-    assert out.startswith("sent the traces of ")
+    assert out.startswith("sent ")
+    assert out.endswith(f" to {server.url}/v1/traces\n")
     assert names_of(server, run)[:2] == ["traced", "a"]
 
 
 def test_a_collector_that_is_not_there_is_told(station: Station, server: CollectorServer) -> None:
     station.write("traced.py", DAGS)
     station.run("traced").wait_end()
-    server.is_away = True
+    server.refuses, server.code = b"traced", 401
     sender = send(station, server.url, "--once")
     _, err = sender.communicate(timeout=WITHIN_S)
     assert sender.returncode == 1
-    assert err.startswith(f"headgate: {server.url}/v1/traces takes no traces: ")
+    assert err.startswith(f"headgate: {server.url}/v1/traces takes no traces: 401 ")
     assert len(err.splitlines()) == 1

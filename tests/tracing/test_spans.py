@@ -17,7 +17,8 @@ from headgate.store.facts.spans import StepSpan
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import StepEnd, WorkerLost
 from headgate.supervisor.tasks.steps import step_of
-from headgate.tracing.sender import Collector, Sender
+from headgate.tracing.collector import Collector
+from headgate.tracing.sender import Sender, Sent
 
 
 def attributes(span: Span) -> dict[str, str | int]:
@@ -49,7 +50,7 @@ def tree(spans: list[Span], timed: Timed) -> list[tuple[object, ...]]:
 
 
 def send(store: Store, collector: Collector, server: CollectorServer, timed: Timed) -> list[Span]:
-    assert Sender(store, collector, timed.began).send_new() == 1
+    assert Sender(store, collector, timed.began).send_new() == Sent(1)
     return server.spans
 
 
@@ -121,3 +122,23 @@ def test_a_run_that_fails_with_its_worker(
         ("running", Status.STATUS_CODE_UNSET, ""),
     ]
     assert attributes(spans[0])["headgate.state"] == "failed"
+
+
+def test_a_clock_that_goes_back_makes_no_span_twice_and_none_that_ends_before_it_begins(
+    store: Store, query: Query, clock: Clock, collector: Collector, server: CollectorServer
+) -> None:
+    timed = Timed(Tasks(store, query, retries=1, retry_delay_s=10.0), clock)
+    tasks = timed.tasks
+    tasks.plan()
+    timed.run_step(StepFailed("no"), queued_s=20, ran_s=30)
+    clock.advance(10)
+    assert store.tasks.retry_due(tasks.epoch)
+    clock.advance(-55)
+    timed.run_step(StepSucceeded(), queued_s=1, ran_s=2)
+    tasks.plan()
+    assert Sender(store, collector, timed.began).send_new() == Sent(1)
+    spans = server.spans
+    assert len({span.span_id for span in spans}) == len(spans)
+    assert all(span.start_time_unix_nano <= span.end_time_unix_nano for span in spans)
+    tries = [span for span in spans if span.name == "a"]
+    assert [attributes(span)["headgate.outcome"] for span in tries] == ["failed", "succeeded"]

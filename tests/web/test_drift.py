@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -55,12 +56,23 @@ def test_what_was_found_is_shown_until_it_is_accepted(
     asked = act(client, "streams drift", stream=str(stream_id), accepts="yes")
     assert (asked.status_code, "lane 0: moved by others, from 40 to 1007" in asked.text) == (200, True)
     assert "moved by others" in page(place), "it was only asked"
-    assert act(client, "streams drift", stream=str(stream_id), accepts="yes", confirmed="1").status_code == 303
+    # What nobody has been told of is not accepted.
+    (up_to,) = re.findall(r'name="up_to" value="([^"]+)"', asked.text)
+    form = {"stream": str(stream_id), "accepts": "yes", "confirmed": "1", "up_to": up_to}
+    other = LaneProgress("1", (9,), 3.0, advanced=(9,), asked=(9,), is_ours=False)
+    store.note_drift(epoch, {"d": (lane(1_007, 2.0, is_ours=True), LaneProgress("1", (1,), 1.0, advanced=(1,)))}, {})
+    store.note_drift(epoch, {"d": (lane(1_007, 2.0, is_ours=True), other)}, {})
+    assert act(client, "streams drift", **form).status_code == 303
+    assert "lane 0: moved" not in page(place)
+    assert "lane 1: moved by others, from 1 to 9" in page(place)
+    assert act(client, "streams drift", **(form | {"up_to": "soon"})).status_code == 400
+    assert act(client, "streams drift", **(form | {"up_to": "9e99"})).status_code == 303
     assert "moved by others" not in page(place)
     assert "moved by others" not in page("/")
     store.note_drift(epoch, {}, answer)
     assert "behind" in page(place)
     assert "Accept what was found" not in client.get(place).text
     assert act(client, "streams drift", stream="4711").status_code == 404
+    assert act(client, "streams drift", stream="4711", accepts="yes").status_code == 400
     told = [row[3:] for row in acts_of(query) if row[0] == "operator"]
-    assert told == [("streams drift", f"stream {stream_id}", "done")] * 2
+    assert told == [("streams drift", f"stream {stream_id}", "done")] * 3

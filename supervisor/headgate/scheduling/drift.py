@@ -162,6 +162,11 @@ def _reported(lane: DescribedLane, finding: Finding | None) -> LaneReport:
     )
 
 
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings in the order in which people are to see them: losses, and what is new, before the others."""
+    return sorted(findings, key=lambda one: (-_ORDER.index(one.verdict), -one.at))
+
+
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of these; "ok" if there is none."""
     found: list[Verdict] = ["ok", *verdicts]

@@ -306,9 +306,10 @@ def _named(task: Overdue) -> str:
 def _drift(drifted: Sequence[Drifted]) -> list[Problem]:
     if not drifted:
         return []
-    worst = max(drifted, key=lambda one: LEVELS[one.verdict])
-    each = tuple(f"{one.name}: {one.verdict}" for one in drifted)
-    what = "messages were passed over, or may be" if LEVELS[worst.verdict] == LOSS else "messages come again"
+    in_order = sorted(drifted, key=lambda one: -LEVELS[one.verdict])
+    worst, each = in_order[0], tuple(f"{one.name}: {one.verdict}" for one in in_order)
+    level = LEVELS[worst.verdict]
+    what = "messages were passed over, or may be" if level == LOSS else "messages come again" if level else "or may be"
     text = (
         f"the brokers of {counted_rows(drifted, 'stream')} are not where headgate has left them, {what}: {some(each)}"
     )

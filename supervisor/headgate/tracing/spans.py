@@ -40,10 +40,11 @@ def spans_of(run: EndedRun, phases: Iterable[Phase], of: Resource) -> Iterator[R
         {"headgate.state": run.state},
         problem="the run has failed" if run.state == "failed" else "",
     )
-    # The wait between two tries is of neither.
-    in_tries = (phase for phase in phases if phase.phase != "retry wait")
-    for _, of_try in groupby(in_tries, key=lambda phase: (phase.task_id, phase.map_index, phase.try_number)):
-        yield from trace.spans_of_try(list(of_try))
+    for _, of_task in groupby(phases, key=lambda phase: (phase.task_id, phase.map_index)):
+        # In order of their ends tries are mixed if a clock has gone back. The wait between two tries is of neither.
+        in_tries = sorted((one for one in of_task if one.phase != "retry wait"), key=lambda one: one.try_number)
+        for _, of_try in groupby(in_tries, key=lambda phase: phase.try_number):
+            yield from trace.spans_of_try(list(of_try))
 
 
 class _Trace:
@@ -73,10 +74,11 @@ class _Trace:
         problem = _PROBLEMS.get(outcome or "", "")
         times = (first.began_at, phases[-1].ended_at)
         yield self.span(first.task_id, of_try, self.root, times, _with(named, outcome), problem=problem)
-        for number, phase in enumerate(phases):
+        for phase in phases:
+            # Not by their number: only the newest steps of a task are kept.
             yield self.span(
                 phase.phase,
-                tracing.span_of_part(self._id, *place, number),
+                tracing.span_of_part(self._id, *place, phase.phase, _ns(phase.began_at)),
                 of_try,
                 (phase.began_at, phase.ended_at),
                 _with(named, phase.outcome),
@@ -94,7 +96,7 @@ class _Trace:
         kind: SpanKind = SpanKind.INTERNAL,
         problem: str = "",
     ) -> ReadableSpan:
-        """Return a span; what has no end has that of the run."""
+        """Return a span; what has no end has that of the run. None ends before it begins, whatever the clocks said."""
         began_at, ended_at = times
         return ReadableSpan(
             name,
@@ -105,7 +107,7 @@ class _Trace:
             kind=kind,
             status=Status(StatusCode.ERROR, problem) if problem else Status(),
             start_time=_ns(began_at),
-            end_time=_ns(ended_at or self._run.ended_at),
+            end_time=_ns(max(began_at, ended_at or self._run.ended_at)),
         )
 
     def _context(self, span: SpanId) -> SpanContext:

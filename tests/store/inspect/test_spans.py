@@ -14,6 +14,7 @@ from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutco
 from headgate.store.errors import NoSuchRow
 from headgate.store.facts import spans, trigger_runs
 from headgate.store.facts.spans import StepSpan
+from headgate.store.inspect import spans as inspect_spans
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import StepEnd, WorkerLost
 
@@ -99,6 +100,23 @@ def test_a_step_of_which_little_is_known_is_told_as_far_as_it_is(store: Store, q
     assert {phase.task_id for phase in store.inspect.spans("etl", "r1")} == {"a", "b"}
     with pytest.raises(NoSuchRow):
         store.inspect.spans("etl", "r2")
+
+
+def test_of_a_task_with_more_steps_than_are_read_nothing_is_made_up(
+    store: Store, query: Query, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(Tasks(store, query), clock)
+    timed.tasks.plan()
+    outcome = StepDeferred(WAIT.classpath, WAIT.kwargs, WAIT.next_method, WAIT.next_kwargs)
+    timed.run_step(outcome, queued_s=1, ran_s=1)
+    clock.advance(3)
+    (trigger,) = store.claim_triggers(timed.tasks.epoch, limit=10, queues=QUEUES)
+    store.store_slice(timed.tasks.epoch, events=[FiredEvent(trigger.id, "run", 0, 1, b"1")])
+    timed.run_step(StepSucceeded(), queued_s=1, ran_s=500)
+    whole = timed.phases()
+    assert len(whole) == 5
+    monkeypatch.setattr(inspect_spans, "SPANS_READ_MAX", 1)
+    assert timed.phases() == whole[:2]
 
 
 def test_a_step_whose_supervisor_is_gone_is_lost_when_it_is_adopted(store: Store, query: Query, clock: Clock) -> None:

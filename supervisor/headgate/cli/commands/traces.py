@@ -25,25 +25,32 @@ def send(
     """Send the trace of each run that ends to a collector, over OTLP with HTTP, until SIGTERM or Ctrl-C.
 
     The variables of OpenTelemetry say where and how: OTEL_EXPORTER_OTLP_ENDPOINT and the like; without them it is
-    http://localhost:4318. It needs the extra `otel` of the package (docs/operating.md), and no encryption keys.
+    http://localhost:4318. It needs the extra `otel` of the package (docs/metrics.md), and no encryption keys.
     """
     try:
         from headgate.tracing import sender
+        from headgate.tracing.collector import Collector, CollectorAway, CollectorUnusable
     except ImportError as error:
         raise CommandError(f'this needs an extra: pip install "headgate[otel]" ({error})') from error
+    from headgate.scheduling.why import counted
     from headgate.store.db.secrets import Secrets
     from headgate.store.store import Store
 
-    ago = timedelta(seconds=span_s(since, "--since"))
-    url = sender.endpoint()
+    ago, url = timedelta(seconds=span_s(since, "--since")), sender.endpoint()
+    shown = sender.shown(url)
+    try:
+        collector = Collector(url)
+    except CollectorUnusable as error:
+        raise CommandError(f"{shown}: {error}", exit_code=2) from error
     with invocation(ctx).engine() as engine, Store(engine, secrets=Secrets.none()) as store:
-        sending = sender.Sender(store, sender.open_collector(url), store.inspect.now() - ago)
-        if once:
-            try:
-                count = sending.send_new()
-            except sender.CollectorAway as error:
-                raise CommandError(f"{url} takes no traces: {error}") from error
-            print(f"sent the traces of {count:,} runs to {url}")
-        else:
-            print(f"sending traces to {url}", flush=True)
+        sending = sender.Sender(store, collector, store.inspect.now() - ago)
+        if not once:
+            print(f"sending traces to {shown}", flush=True)
             sending.run(time.sleep)
+        try:
+            done = sending.send_new()
+        except CollectorAway as error:
+            raise CommandError(f"{shown} takes no traces: {error}") from error
+    print(f"sent {counted(done.runs - done.refused, 'run')} to {shown}")
+    if done.refused:
+        raise CommandError(f"{shown} refuses {counted(done.refused, 'run')}")

@@ -64,10 +64,13 @@ class DriftVerbs(Verbs):
     """The verbs about drift."""
 
     @acting
-    def ask_drift(self, tx: Tx, stream_ids: Sequence[int], *, accepts: bool = False) -> tuple[Finding, ...]:
+    def ask_drift(
+        self, tx: Tx, stream_ids: Sequence[int], *, accepts: bool = False, up_to: float | None = None
+    ) -> tuple[Finding, ...]:
         """Have the brokers of these streams asked by the supervisors that run them. Raises `NoSuchRow`.
 
-        With ``accepts`` what was found of them before is forgotten; return that.
+        With ``accepts`` what was found of them before is forgotten, but for what was found later than ``up_to``
+        (seconds since 1970); return what is forgotten. A report that tells of it goes as well.
         """
         tx.notify()
         accepted: list[Finding] = []
@@ -76,12 +79,14 @@ class DriftVerbs(Verbs):
             if missing := set(ids) - set(tx.connection.execute(names).scalars()):
                 raise NoSuchRow("stream", str(min(missing)))
             _make_rows(tx, ids)
-            if accepts:
-                accepted += [
-                    finding for row in tx.connection.execute(_locked(ids)) for finding in _read(_FOUND, row.found, ())
-                ]
-            rows = update(stream_drift).where(stream_drift.c.stream_id.in_(ids))
-            tx.connection.execute(rows.values({"asked_at": tx.now} | ({"found": "[]"} if accepts else {})))
+            rows = update(stream_drift)
+            tx.connection.execute(rows.where(stream_drift.c.stream_id.in_(ids)).values(asked_at=tx.now))
+            for row in tx.connection.execute(_locked(ids)).all() if accepts else ():
+                found = _read(_FOUND, row.found, ())
+                kept = tuple(finding for finding in found if up_to is not None and finding.at > up_to)
+                accepted += [finding for finding in found if finding not in kept]
+                forgotten = {"found": _ENCODER.encode(kept).decode(), "report": None, "answered_at": None}
+                tx.connection.execute(rows.where(stream_drift.c.stream_id == row.stream_id).values(forgotten))
         subject = f"stream {stream_ids[0]}" if len(stream_ids) == 1 else "streams"
         tx.act("streams drift", subject, counts={"asked": len(stream_ids), "accepted": len(accepted)})
         return tuple(accepted)
@@ -142,7 +147,8 @@ def drifted(tx: Tx, *, limit: int) -> list[tuple[int, str, Verdict]]:
         .limit(limit)
     )
     found = [(row.id, row.name, _read(_FOUND, row.found, ())) for row in tx.connection.execute(rows)]
-    return [(id_, name, worst(finding.verdict for finding in some)) for id_, name, some in found if some]
+    # What another version has written, and this one cannot read, is told all the same.
+    return [(id_, name, worst(one.verdict for one in some) if some else "cannot be told") for id_, name, some in found]
 
 
 def asked_of(mine: Any) -> Any:

@@ -79,6 +79,14 @@ class SpanInspection(Verbs):
         return [EndedRun(*row) for row in tx.connection.execute(rows)]
 
     @reading
+    def ended_spans(self, tx: Tx, run: EndedRun) -> list[Phase] | None:
+        """Return the phases of all tasks of a run that has ended; None if it was deleted or begun again since."""
+        is_it = (dag_run.c.id == run.id, dag_run.c.ended_at == run.ended_at, dag_run.c.removed_at.is_(None))
+        if tx.connection.execute(select(dag_run.c.id).where(*is_it)).first() is None:
+            return None
+        return _read(tx, _C.dag_run_id == run.id)
+
+    @reading
     def spans(self, tx: Tx, of_dag: str, run_id: str) -> list[Phase]:
         """Return the phases of all tasks of a run that has begun, by task, in their order. Raises `NoSuchRow`."""
         return _read(tx, _C.dag_run_id == run_id_of(tx, of_dag, run_id))
@@ -99,16 +107,22 @@ def _read(tx: Tx, which: ColumnElement[bool]) -> list[Phase]:
         .select_from(task_instance.outerjoin(task_span, _S.task_instance_id == _C.id))
         .where(which, _C.map_length.is_(None))
         .order_by(_C.map_index, _C.id, _S.ended_at)
-        .limit(SPANS_READ_MAX)
+        .limit(SPANS_READ_MAX + 1)
     )
+    read = tx.connection.execute(rows).all()
     found: list[Phase] = []
-    for _, of_task in groupby(tx.connection.execute(rows), key=lambda row: row.id):
-        found += _phases(list(of_task))
+    for _, of_task in groupby(read[:SPANS_READ_MAX], key=lambda row: row.id):
+        steps = list(of_task)
+        is_cut = len(read) > SPANS_READ_MAX and steps[-1] is read[SPANS_READ_MAX - 1]
+        found += _phases(steps, is_cut=is_cut)
     return found
 
 
-def _phases(rows: Sequence[Any]) -> Iterator[Phase]:
-    """Return the phases of one task, from its row joined with those of its steps; these may be none."""
+def _phases(rows: Sequence[Any], *, is_cut: bool) -> Iterator[Phase]:
+    """Return the phases of one task, from its row joined with those of its steps; these may be none.
+
+    Of one that ``is_cut`` there may be more steps.
+    """
     before: Any = None
     for row in rows:
         if row.outcome is None:
@@ -123,7 +137,8 @@ def _phases(rows: Sequence[Any]) -> Iterator[Phase]:
             yield _phase(row, "queued", ready, began)
         yield _phase(row, "running", began, ended, outcome=row.outcome)
         before = row
-    yield from _now(rows[0], before)
+    if not is_cut:
+        yield from _now(rows[0], before)
 
 
 def _now(task: Any, before: Any) -> Iterator[Phase]:

@@ -18,9 +18,11 @@ from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, SignalSend
 from headgate.protocol.values import decode_value, encode_value
+from headgate.scheduling.drift import worst_first
 from headgate.store.access.acts import Tried
 from headgate.store.access.audit import Action
 from headgate.store.errors import LetterResolved, StoreError
+from headgate.store.facts.drift import StreamDrift
 from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
@@ -235,12 +237,25 @@ def ask_drift(view: View) -> Answer:
     """Have the broker of a stream asked; or, once that is confirmed, forget what was found of it."""
     stream_id, accepts = view.given_number("stream"), view.field("accepts") is not None
     if accepts and not view.is_confirmed:
-        known = view.store.inspect.drift([stream_id]).get(stream_id)
-        found = () if known is None else known.found
-        lines = [*map(finding_text, found[:FINDINGS_TOLD_MAX]), "No alert and no page tells of it any more."]
-        return view.confirm("streams drift", "Accept what was found?", lines, "Accept it")
-    view.store.ask_drift([stream_id], accepts=accepts)
+        found = worst_first(view.store.inspect.drift([stream_id]).get(stream_id, StreamDrift(stream_id)).found)
+        if not found:
+            raise BadRequest(f"nothing was found of the stream {stream_id}")
+        lines = [*map(finding_text, found[:FINDINGS_TOLD_MAX])]
+        if (more := len(found) - FINDINGS_TOLD_MAX) > 0:
+            lines.append(f"and {more:,} more, in {len(found):,} lanes in all")
+        lines.append("No alert and no page tells of it any more. What is found after this moment is told.")
+        # What nobody has seen is not accepted.
+        told = {"up_to": repr(max(one.at for one in found))}
+        return view.confirm("streams drift", "Accept what was found?", lines, "Accept it", more=told)
+    view.store.ask_drift([stream_id], accepts=accepts, up_to=_moment(view.field("up_to")))
     return done(view, "streams", stream_id)
+
+
+def _moment(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise BadRequest(f"{text!r} is no moment") from None
 
 
 def set_pool(view: View) -> Answer:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headgate.presentation.drift import finding_text, position_text
-from headgate.scheduling.drift import LEVELS, Verdict, worst
+from headgate.scheduling.drift import LEVELS, Verdict, worst, worst_first
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.inspect.streams import StreamLine, SubscriberLine
 from headgate.store.inspect.triggers import TriggerLine, WatcherRow
@@ -156,7 +156,7 @@ def stream(view: View) -> Answer:
 
 def _drift(known: StreamDrift) -> dict[str, Any]:
     """Return what a page has of the drift of a stream; none if its broker was never asked and nothing was found."""
-    report = known.report if known.asked_at is None else None  # a new answer is on its way
+    report = known.report
     if report is None and not known.found and known.asked_at is None:
         return {"drift": None}
     said: Verdict = "cannot be told" if report is None else report.verdict
@@ -167,12 +167,18 @@ def _drift(known: StreamDrift) -> dict[str, Any]:
             ("its broker has answered", known.answered_at),
             ("it is asked since", known.asked_at),
             ("it could not be asked", Error(report.error) if report is not None and report.error else None),
+            ("lanes that were found", _of_all(len(known.found), FINDINGS_SHOWN)),
+            ("lanes", None if report is None else _of_all(report.lanes_in_all, LANES_SHOWN)),
         ),
-        "findings": known.found[:FINDINGS_SHOWN],
+        "findings": worst_first(known.found)[:FINDINGS_SHOWN],
         "finding_columns": FINDING_COLUMNS,
         "lanes": () if report is None else report.lanes[:LANES_SHOWN],
         "lane_columns": LANE_COLUMNS,
     }
+
+
+def _of_all(count: int, shown: int) -> str | None:
+    return f"{count:,}, of which {shown:,} are shown" if count > shown else None
 
 
 def _live_facts(line: StreamLine) -> tuple[tuple[str, Cell], ...]:
