@@ -110,7 +110,8 @@ class Checker(GroupChecker):
             self._find("an old run goes on", f"{record.run} of the stream of {book.task}, after {book.runs[-1]}")
         elif record.run not in book.runs:
             book.runs.append(record.run)
-        book.since = self._at
+        if record.kind == "event" or not book.reopens:  # else the task does not hear of this end, and its wait goes on
+            book.since = self._at
         if record.kind != "event":
             book.ends.append(record.kind)
             return
