@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Engine
 
+from headgate.protocol.messages.runner import DescribedTrigger
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 from headgate.store.ids import Epoch
@@ -90,3 +91,12 @@ def wait_until_blocked(opened: Engine) -> None:
             if waiting:
                 return
     raise AssertionError("nobody waits")
+
+
+def describe_stream(store: Store) -> Epoch:
+    """Have a supervisor run the watcher ``orders``, which reads the stream "d" named "the log"; return its epoch."""
+    epoch = register(store)
+    add(store, "orders")
+    ((trigger,)) = store.claim_triggers(epoch, limit=10, queues=QUEUES)
+    store.store_slice(epoch, described=(DescribedTrigger(trigger.id, "described", "d", "the log"),))
+    return epoch

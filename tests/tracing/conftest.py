@@ -11,7 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.integration.conftest import keys as keys
 from tests.integration.conftest import station as station
-from tests.store.harness import Clock, OpenStore
+from tests.store.conftest import clock as clock
+from tests.store.conftest import old as old
 
 from headgate.store.store import Store
 from headgate.tracing.collector import Collector
@@ -62,13 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(open_store: OpenStore, clock: Clock) -> Store:
-    return open_store(clock=clock)
+def store(old: Store) -> Store:
+    return old
 
 
 @pytest.fixture

@@ -7,23 +7,18 @@ from collections.abc import Callable
 
 import pytest
 from starlette.testclient import TestClient
-from tests.store.harness import QUEUES, Query, add, register
+from tests.store.harness import QUEUES, Query, describe_stream
 from tests.web.test_acting import act, acts_of
 from tests.web.test_acting import users as users
 
-from headgate.protocol.messages.runner import DescribedLane, DescribedStream, DescribedTrigger, LaneProgress
+from headgate.protocol.messages.runner import DescribedLane, DescribedStream, LaneProgress
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 
 
 @pytest.fixture
 def epoch(store: Store) -> Epoch:
-    """The supervisor of the stream "d" of a watcher."""
-    epoch = register(store)
-    add(store, "orders")
-    ((trigger,)) = store.claim_triggers(epoch, limit=10, queues=QUEUES)
-    store.store_slice(epoch, described=(DescribedTrigger(trigger.id, "described", "d", "the log"),))
-    return epoch
+    return describe_stream(store)
 
 
 def test_what_was_found_is_shown_until_it_is_accepted(
@@ -65,7 +60,8 @@ def test_what_was_found_is_shown_until_it_is_accepted(
     assert act(client, "streams drift", **form).status_code == 303
     assert "lane 0: moved" not in page(place)
     assert "lane 1: moved by others, from 1 to 9" in page(place)
-    assert act(client, "streams drift", **(form | {"up_to": "soon"})).status_code == 400
+    for no_moment in ("soon", "nan"):
+        assert act(client, "streams drift", **(form | {"up_to": no_moment})).status_code == 400
     assert act(client, "streams drift", **(form | {"up_to": "9e99"})).status_code == 303
     assert "moved by others" not in page(place)
     assert "moved by others" not in page("/")

@@ -13,7 +13,11 @@ TraceId = NewType("TraceId", int)  # 128 bits, not 0
 SpanId = NewType("SpanId", int)  # 64 bits, not 0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = _EPOCH.resolution
+
+
+def microseconds(moment: datetime) -> int:
+    """Return the microseconds from 1970 to a moment: exactly, as no float can."""
+    return (moment - _EPOCH) // datetime.resolution
 
 
 def trace_of_run(dag_id: str, run_id: str, created_at: datetime) -> TraceId:
@@ -21,7 +25,7 @@ def trace_of_run(dag_id: str, run_id: str, created_at: datetime) -> TraceId:
 
     The moment it was created tells it apart from others of its name: one that was deleted, or one in another database.
     """
-    return TraceId(_hashed(16, dag_id, run_id, (created_at - _EPOCH) // _MICROSECOND))
+    return TraceId(_hashed(16, dag_id, run_id, microseconds(created_at)))
 
 
 def span_of_try(trace: TraceId, task_id: str, map_index: int, try_number: int) -> SpanId:

@@ -6,7 +6,7 @@ Their ids are derived (`headgate.protocol.tracing`), so a run that is sent twice
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -19,7 +19,6 @@ from headgate.protocol.version import VERSION
 from headgate.store.ids import instance_name
 from headgate.store.inspect.spans import EndedRun, Phase
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PROBLEMS = {"failed": "the try has failed", "lost": "the worker was lost"}
 Attributes = Mapping[str, str | int]
 
@@ -119,4 +118,4 @@ def _with(named: Attributes, outcome: str | None) -> Attributes:
 
 
 def _ns(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+    return tracing.microseconds(moment) * 1000

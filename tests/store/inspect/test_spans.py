@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
-from tests.store.harness import QUEUES, Clock, OpenStore, Query, add, register
+from tests.store.harness import QUEUES, Clock, Query, add, register
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
 from headgate.protocol.messages.dags import TaskSpec
@@ -20,13 +20,8 @@ from headgate.store.tasks.outcomes import StepEnd, WorkerLost
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(open_store: OpenStore, clock: Clock) -> Store:
-    return open_store(clock=clock)
+def store(old: Store) -> Store:
+    return old
 
 
 class Timed:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tests.store.harness import QUEUES, Clock, OpenStore, add, register
+from tests.store.harness import QUEUES, Clock, describe_stream, register
 
-from headgate.protocol.messages.runner import DescribedLane, DescribedStream, DescribedTrigger, FiredEvent, LaneProgress
+from headgate.protocol.messages.runner import DescribedLane, DescribedStream, FiredEvent, LaneProgress
 from headgate.store.errors import LeaseLost, NoSuchRow
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.ids import Epoch
@@ -17,23 +17,13 @@ from headgate.store.tables import stream_drift
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(open_store: OpenStore, clock: Clock) -> Store:
-    return open_store(clock=clock)
+def store(old: Store) -> Store:
+    return old
 
 
 @pytest.fixture
 def epoch(store: Store) -> Epoch:
-    """The supervisor of the stream "d", of a watcher."""
-    epoch = register(store)
-    add(store, "orders")
-    ((trigger,)) = store.claim_triggers(epoch, limit=10, queues=QUEUES)
-    store.store_slice(epoch, described=(DescribedTrigger(trigger.id, "described", "d", "the log"),))
-    return epoch
+    return describe_stream(store)
 
 
 def of(store: Store) -> StreamDrift:

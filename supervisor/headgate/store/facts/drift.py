@@ -7,6 +7,7 @@ runner ask, and stores the answer. Nothing that headgate does depends on these r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -65,7 +66,7 @@ class DriftVerbs(Verbs):
 
     @acting
     def ask_drift(
-        self, tx: Tx, stream_ids: Sequence[int], *, accepts: bool = False, up_to: float | None = None
+        self, tx: Tx, stream_ids: Sequence[int], *, accepts: bool = False, up_to: float = math.inf
     ) -> tuple[Finding, ...]:
         """Have the brokers of these streams asked by the supervisors that run them. Raises `NoSuchRow`.
 
@@ -83,8 +84,8 @@ class DriftVerbs(Verbs):
             tx.connection.execute(rows.where(stream_drift.c.stream_id.in_(ids)).values(asked_at=tx.now))
             for row in tx.connection.execute(_locked(ids)).all() if accepts else ():
                 found = _read(_FOUND, row.found, ())
-                kept = tuple(finding for finding in found if up_to is not None and finding.at > up_to)
-                accepted += [finding for finding in found if finding not in kept]
+                kept = tuple(finding for finding in found if finding.at > up_to)
+                accepted += [finding for finding in found if finding.at <= up_to]
                 forgotten = {"found": _ENCODER.encode(kept).decode(), "report": None, "answered_at": None}
                 tx.connection.execute(rows.where(stream_drift.c.stream_id == row.stream_id).values(forgotten))
         subject = f"stream {stream_ids[0]}" if len(stream_ids) == 1 else "streams"

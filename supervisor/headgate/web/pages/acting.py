@@ -5,6 +5,7 @@ Whatever may do much is asked for twice: the first answer says what it would do,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -251,11 +252,14 @@ def ask_drift(view: View) -> Answer:
     return done(view, "streams", stream_id)
 
 
-def _moment(text: str | None) -> float | None:
+def _moment(text: str | None) -> float:
     try:
-        return None if text is None else float(text)
+        found = math.inf if text is None else float(text)
     except ValueError:
-        raise BadRequest(f"{text!r} is no moment") from None
+        found = math.nan
+    if math.isnan(found):
+        raise BadRequest(f"{text!r} is no moment")
+    return found
 
 
 def set_pool(view: View) -> Answer:
