@@ -115,9 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if left_s <= 0:
             print(f"{name}: left out, {limit_s:g} s are over", file=sys.stderr)
             continue
-        document = run_one(
-            name, flags_of(given), min(left_s, SHARES_MAX * left_s / (len(names) - number), LIMIT_S_EACH[given.size])
-        )
+        share_s = SHARES_MAX * left_s / (len(names) - number)
+        document = run_one(name, flags_of(given), min(left_s, share_s, given.limit or LIMIT_S_EACH[given.size]))
         if document is not None:
             documents.append(document)
             if given.write:

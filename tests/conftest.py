@@ -111,10 +111,10 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to the report of a failed test what the server of PostgreSQL says of deaths: a test may only see its end."""
+    """Add to the report of a failed test what the server of PostgreSQL wrote last: a test may see only its end."""
     report = yield
-    if report.failed and (deaths := postgres.deaths()):
-        report.sections.append(("Deaths in the server of PostgreSQL", "\n".join(deaths)))
+    if report.failed and (lines := postgres.last_words()):
+        report.sections.append(("The server of PostgreSQL", "\n".join(lines)))
     return report
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+import psycopg
 
 from headgate.testing.brokers.postgres_server import PREFIX, NoServer, make_data, run_program, why_none
 from headgate.testing.brokers.station import free_port
@@ -27,7 +28,9 @@ RestartMode = Literal["fast", "immediate"]
 URL_VARIABLE = "HEADGATE_TEST_POSTGRES_URL"
 MACHINES_URL = os.environ.get(URL_VARIABLE, "postgresql://postgres@127.0.0.1:5432/postgres")
 
-DEATHS_TOLD_MAX = 10
+LINES_TOLD_MAX = 20
+CONNECT_S_MAX = 2
+_KINDS = (" LOG: ", " FATAL: ", " PANIC: ", " DETAIL: ")  # and none of ERROR, which is what statements are told
 START_S_MAX = 60  # and so long for a restart, the recovery after an immediate one included
 # What a crash of the server leaves to the operating system is safe from that crash: the syncs (which at a recovery go
 # through all its files) would protect from a power cut, which no test makes. They take most of the time of a test.
@@ -62,10 +65,12 @@ class Server:
         """
         self._control("restart", "--mode", mode)
 
-    def deaths(self) -> list[str]:
-        """Return what it has written of processes of its own that did not end by themselves."""
+    def last_words(self) -> list[str]:
+        """Return what it has last written of deaths of its processes and of connections that were lost."""
+        with suppress(psycopg.Error):  # it takes a connection after it has written why it ended others
+            psycopg.connect(self.url, connect_timeout=CONNECT_S_MAX).close()
         lines = (self._folder / "server.log").read_text(errors="backslashreplace").splitlines()
-        return [line for line in lines if "terminated by signal" in line or "PANIC:" in line][-DEATHS_TOLD_MAX:]
+        return [line for line in lines if any(kind in line for kind in _KINDS)][-LINES_TOLD_MAX:]
 
     def close(self) -> None:
         """Stop it, and leave nothing behind."""
@@ -113,9 +118,9 @@ def url_for_tests() -> str:
     return _of_tests.url
 
 
-def deaths() -> list[str]:
-    """Return what the server for the tests of this process, if there is one, says of backends that were killed."""
-    return [] if _of_tests is None else _of_tests.deaths()
+def last_words() -> list[str]:
+    """Return what the server for the tests of this process, if there is one, says of what it has lost."""
+    return [] if _of_tests is None else _of_tests.last_words()
 
 
 def close() -> None:

@@ -32,6 +32,7 @@ class BlockingBroker:
         self.in_hang = threading.Event()
         self.given: set[str] = set()  # to the connection that there is
         self.idles = 0
+        self.receiving = 0  # the number of the connection that has received last
 
     def publish(self, *messages: str) -> None:
         with self.changed:
@@ -80,6 +81,7 @@ class BlockingProducer(ThreadedProducer):
 
     def receive(self, count_max: int, wait_s: float) -> list[Received]:
         broker = self.broker
+        broker.receiving = broker.connections
         broker.called("receive")
         with broker.changed:
             broker.changed.wait_for(lambda: broker.messages.keys() - broker.given, wait_s)
@@ -98,8 +100,11 @@ class BlockingProducer(ThreadedProducer):
             self.broker.changed.notify_all()
 
     def reject(self, messages: Sequence[Received]) -> None:
-        self.broker.rejected += [message.ref for message in messages]
-        self.acknowledge(messages)
+        self.put_aside(messages, self.put)
+
+    def put(self, message: Received) -> None:
+        self.broker.called("put")
+        self.broker.rejected.append(message.ref)
 
     def extend(self, refs: Sequence[str]) -> None:
         self.broker.extended.append(list(refs))
@@ -125,6 +130,12 @@ class Forgetting(BlockingProducer):
 
 class WithPlace(BlockingProducer):
     """Of a broker that has a place for rejected messages."""
+
+    keeps_rejected = True
+
+
+class ForgettingWithPlace(Forgetting):
+    """Of a broker of both kinds."""
 
     keeps_rejected = True
 

@@ -94,6 +94,35 @@ def test_a_lane_that_was_empty_begins_anew_with_what_was_resolved_too_late(held:
     assert settle(held, now=3.0) == []
 
 
+def test_what_the_place_refuses_has_failed_with_all_behind_it_in_its_lane(held: HeldMessages) -> None:
+    deliveries = held.take([message(ref, ref[0]) for ref in ("a0", "a1", "b1", "a2")])
+    for delivery, outcome in zip(deliveries, [REJECTED, REJECTED, REJECTED, ACKED], strict=True):
+        held.resolve(delivery, outcome, 0.0)
+    (a0, a1, b1), are_rejected = held.settled(0.0, SETTLE_S, 100)
+    assert are_rejected
+    held.put_back([a1], 0.0)
+    held.forget([a0, b1])
+    assert settle(held) == [], "one behind it is not told before it"
+    assert refs(held.due(1.0)) == ["a1", "a2"]
+
+
+def test_the_delay_doubles_while_the_place_refuses_a_message_whatever_becomes_of_its_lane(held: HeldMessages) -> None:
+    deliveries, delays, now = held.take([message("1")]), [], 0.0
+    for number in range(4):
+        for delivery in deliveries:
+            held.resolve(delivery, REJECTED, now)
+        held.take([message(f"behind-{number}")])
+        messages, _ = held.settled(now, SETTLE_S, 100)
+        held.put_back(messages, now)
+        due_at = held.next_due()
+        assert due_at is not None
+        delays.append(due_at - now)
+        now = due_at
+        deliveries = held.due(now)
+    assert delays == [1.0, 2.0, 4.0, 4.0]
+    assert refs(deliveries) == ["1", *(f"behind-{number}" for number in range(4))]
+
+
 def test_accepted_and_rejected_messages_are_told_in_the_order_in_which_they_were_resolved(held: HeldMessages) -> None:
     deliveries = held.take([message(ref) for ref in "12345"])
     for delivery, outcome in zip(deliveries, [ACKED, ACKED, REJECTED, REJECTED, ACKED], strict=True):
@@ -118,11 +147,11 @@ def test_only_so_many_refs_are_remembered_of_messages_that_are_left(
     assert refs(held.take([message("1"), message("2"), message("3")])) == ["1"]
 
 
-@given(st.lists(st.tuples(st.sampled_from("tfacd"), st.integers(0, 2)), max_size=200))
+@given(st.lists(st.tuples(st.sampled_from("tfarcdp"), st.integers(0, 2)), max_size=200))
 def test_whatever_happens_lanes_are_acknowledged_in_order_and_nothing_is_forgotten(
     steps: list[tuple[str, int]],
 ) -> None:
-    """Take, fail, accept, clear and settle late, in any order: a lane is acknowledged without a gap, each once."""
+    """Take, fail, accept, reject, clear and settle late, in any order: a lane is told without a gap, each once."""
     held = HeldMessages(retry_s=1.0, retry_max_s=1.0)
     taken, acknowledged = [0, 0, 0], [0, 0, 0]
     flying: tuple[list[Delivery], ...] = ([], [], [])
@@ -131,8 +160,8 @@ def test_whatever_happens_lanes_are_acknowledged_in_order_and_nothing_is_forgott
         if what == "t":
             flown = held.take([Received((lane, taken[lane]), None, None, lane, 1)])
             taken[lane] += 1
-        elif what in "fa" and flying[lane]:
-            held.resolve(flying[lane].pop(0), FAILED if what == "f" else ACKED, now)
+        elif what in "far" and flying[lane]:
+            held.resolve(flying[lane].pop(0), {"f": FAILED, "a": ACKED, "r": REJECTED}[what], now)
             flown = []
         elif what == "c":  # the connection is gone, and the broker delivers what is not acknowledged
             held.clear()
@@ -146,9 +175,12 @@ def test_whatever_happens_lanes_are_acknowledged_in_order_and_nothing_is_forgott
         else:
             now += 1.5
             flown = held.due(now)
-            accepted, _ = held.settled(now, SETTLE_S, count_max=2)
-            held.forget(accepted)
-            for ref in [each.ref for each in accepted]:
+            told, are_rejected = held.settled(now, SETTLE_S, count_max=2)
+            if are_rejected and what == "p":  # the place refuses those of the lane
+                held.put_back([each for each in told if each.lane == lane], now)
+                told = [each for each in told if each.lane != lane]
+            held.forget(told)
+            for ref in [each.ref for each in told]:
                 assert ref == (ref[0], acknowledged[ref[0]])
                 acknowledged[ref[0]] += 1
         for delivery in flown:

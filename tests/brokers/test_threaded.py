@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +18,14 @@ from tests.brokers.blocking_broker import (
     BrokerDown,
     Cumulative,
     Forgetting,
+    ForgettingWithPlace,
     WithPlace,
 )
 from tests.brokers.fake_broker import ACKED, FAILED, REJECTED
 
 from headgate.brokers import broker_thread
 from headgate.brokers.held import Delivery
-from headgate.brokers.threaded import BrokerError, BrokerMisconfigured, BrokerUnreachable, oversized
+from headgate.brokers.threaded import BrokerError, BrokerMisconfigured, BrokerUnreachable, PlaceRefuses, oversized
 from headgate.child import queries
 from headgate.protocol.messages.queries import QueryResult, SecretText
 from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome, Undecodable
@@ -50,10 +53,10 @@ class Opened:
     async def advance(self, *deliveries: Delivery, outcome: AdvanceOutcome = ACKED) -> None:
         await self.producer.advance([AdvanceItem(delivery, outcome) for delivery in deliveries])
 
-    async def work(self) -> None:
+    async def work(self, outcome: AdvanceOutcome = ACKED) -> None:
         """Advance all there is, for ever."""
         while True:
-            await self.advance(*await self.next())
+            await self.advance(*await self.next(), outcome=outcome)
 
     async def until(self, condition: Callable[[], object]) -> None:
         await trio.to_thread.run_sync(self.broker.wait, condition)
@@ -169,7 +172,7 @@ async def test_handles_that_end_with_their_connection_are_not_used_on_the_next_o
 
 async def test_a_stream_that_is_not_pulled_keeps_no_messages_of_earlier_connections(broker: BlockingBroker) -> None:
     broker.publish("a:1")
-    async with opened(Forgetting(broker, in_flight_max=1)) as stream:
+    async with opened(Forgetting(broker, in_flight_max=1, reconnect_max_s=0.001)) as stream:
         await stream.next()
         broker.fail("idle", *[BrokerDown("gone")] * 20)
         await stream.until(lambda: broker.messages["a:1"] == 21)
@@ -213,6 +216,51 @@ async def test_trouble_that_lasts_ends_the_stream_with_the_last_error(broker: Bl
         with pytest.raises(BrokerUnreachable, match=r"the broker of the test could not be used for 0\.01 s") as failed:
             await stream.next()
     assert isinstance(failed.value.__cause__, BrokerDown)
+
+
+async def test_an_acknowledgement_that_never_succeeds_ends_the_stream_though_each_connection_does(
+    broker: BlockingBroker,
+) -> None:
+    broker.publish("a:1")
+    broker.fail("acknowledge", *[BrokerDown("it takes none")] * 10_000)
+    async with opened(BlockingProducer(broker, give_up_s=0.01)) as stream:
+        with pytest.raises(BrokerUnreachable):
+            await stream.work()
+    assert broker.connections > 1
+
+
+async def test_a_link_that_is_lost_now_and_then_ends_no_stream_on_which_nothing_comes(
+    broker: BlockingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(broker_thread, "time", SimpleNamespace(monotonic=lambda: now_s))
+    async with opened(BlockingProducer(broker, give_up_s=300.0)) as stream, trio.open_nursery() as nursery:
+
+        async def lose(connection: int) -> None:
+            nonlocal now_s
+            await stream.until(lambda: broker.receiving == connection)
+            now_s += 250.0
+            broker.fail("receive", BrokerDown("gone"))
+
+        nursery.start_soon(stream.work)
+        for connection in range(1, 5):
+            await lose(connection)
+        broker.publish("a:1")
+        await stream.until(lambda: broker.acknowledged == ["a:1"])
+        nursery.cancel_scope.cancel()
+
+
+async def test_why_there_is_no_connection_is_known_until_there_is_one(broker: BlockingBroker) -> None:
+    broker.publish("a:1")
+    async with opened(BlockingProducer(broker)) as stream:
+        await stream.next()
+        assert stream.producer.known_trouble() is None
+        broker.fail("connect", *[BrokerDown("refused")] * 3)
+        broker.fail("receive", BrokerDown("gone"))
+        told: set[str | None] = set()
+        await stream.until(lambda: told.add(stream.producer.known_trouble()) or broker.connections > 1)  # type: ignore[func-returns-value]
+        assert told & {"BrokerDown: gone", "BrokerDown: refused"}
+        await stream.until(lambda: stream.producer.known_trouble() is None)
 
 
 async def test_closing_acknowledges_what_was_advanced_before(broker: BlockingBroker) -> None:
@@ -303,6 +351,86 @@ async def test_a_rejected_message_goes_to_the_brokers_place_if_there_is_one(brok
         await stream.advance(*await stream.next(2), outcome=REJECTED)
         await stream.until(lambda: broker.acknowledged == ["a:1", "a:2"])
         assert broker.rejected == ["a:1", "a:2"]
+
+
+async def test_a_place_that_refuses_a_message_costs_no_connection_and_holds_up_its_lane_only(
+    broker: BlockingBroker,
+) -> None:
+    broker.publish("a:1", "a:2", "b:1", "c:1")
+    broker.fail("put", PlaceRefuses("it is full"))
+    async with opened(WithPlace(broker)) as stream:
+        first, second, other, accepted = await stream.next(4)
+        items = [AdvanceItem(each, REJECTED) for each in (first, second, other)]
+        await stream.producer.advance([*items, AdvanceItem(accepted, ACKED)])
+        await stream.until(lambda: broker.acknowledged == ["b:1", "c:1"])
+        again = await stream.next(2)
+        assert names(again) == ["a:1", "a:2"]
+        await stream.advance(*again, outcome=REJECTED)
+        await stream.until(lambda: broker.acknowledged == ["b:1", "c:1", "a:1", "a:2"])
+        assert broker.rejected == ["b:1", "a:1", "a:2"]
+        statistics = stream.producer.statistics()
+        assert (statistics.connections, statistics.rejected, statistics.held) == (1, 3, 0)
+
+
+async def test_a_place_that_takes_no_message_for_long_ends_the_stream_with_the_reason(broker: BlockingBroker) -> None:
+    broker.publish("a:1")
+    broker.fail("put", *[PlaceRefuses("it is full")] * 10_000)
+    async with opened(WithPlace(broker, give_up_s=0.01)) as stream:
+        with pytest.raises(BrokerError, match=r"of the test: no rejected message could .* for 0\.01 s: .*it is full"):
+            await stream.work(REJECTED)
+    assert broker.connections == 1
+
+
+async def reject_one(stream: Opened) -> None:
+    """Reject "a:1" each time it comes, while others are published and acknowledged on each connection."""
+    for number in range(10_000):
+        (delivery,) = await stream.next()
+        if delivery.message.ref == "a:1":
+            stream.broker.publish(f"b:{number}")
+            (other,) = await stream.next()
+            await stream.producer.advance([AdvanceItem(other, ACKED), AdvanceItem(delivery, REJECTED)])
+
+
+async def test_a_connection_that_ends_at_each_rejection_is_made_anew_less_and_less_often(
+    broker: BlockingBroker,
+) -> None:
+    broker.publish("a:1")
+    broker.fail("put", *[BrokerDown("gone")] * 6)
+    producer = ForgettingWithPlace(broker, reconnect_s=0.01)
+    with structlog.testing.capture_logs() as records:
+        async with opened(producer) as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(reject_one, stream)
+            await stream.until(lambda: "a:1" in broker.acknowledged)
+            nursery.cancel_scope.cancel()
+    waits = [record["again_in_s"] for record in records if "again_in_s" in record]
+    assert len(waits) == 6
+    assert waits[-1] > 0.1
+
+
+async def test_connections_that_end_at_each_rejection_for_long_end_the_stream(broker: BlockingBroker) -> None:
+    broker.publish("a:1")
+    broker.fail("put", *[BrokerDown("gone")] * 10_000)
+    async with opened(ForgettingWithPlace(broker, reconnect_max_s=0.01, give_up_s=0.05)) as stream:
+        with pytest.raises(BrokerError, match=r"no rejected message could be put aside for 0\.05 s: .*gone"):
+            await reject_one(stream)
+    assert broker.connections > 1
+    assert broker.acknowledged
+
+
+async def test_a_rejection_that_fails_now_and_then_ends_no_stream(
+    broker: BlockingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, ticks = 0.0, count()
+    monkeypatch.setattr(broker_thread, "time", SimpleNamespace(monotonic=lambda: now_s + next(ticks) / 1_000))
+    async with opened(WithPlace(broker, give_up_s=300.0)) as stream:
+        for ref in ("a:1", "a:2", "a:3"):
+            broker.fail("put", PlaceRefuses("it is full"))
+            broker.publish(ref)
+            await stream.advance(*await stream.next(), outcome=REJECTED)
+            await stream.until(lambda: not broker.failures["put"])
+            now_s += 400.0
+            await stream.advance(*await stream.next())  # a filter that takes it the second time
+        await stream.until(lambda: broker.acknowledged == ["a:1", "a:2", "a:3"])
 
 
 async def test_a_rejected_message_without_a_place_stays_unacknowledged_and_the_stream_goes_on(

@@ -120,7 +120,7 @@ def test_a_task_reads_connections() -> None:
         assert (connection.login, connection.password, connection.extra) == ("me", "pa/ss-word", {"token": "tok/123"})
         assert connection.uri == URIS["db"]
         assert repr(connection) == (
-            "Connection(name='db', scheme='pg', host='h', port=5, login='me', schema='x y', hosts=(('h', 5),))"
+            "Connection(name='db', scheme='pg', host='h', port=5, schema='x y', hosts=(('h', 5),))"
         )
         assert secrets.hide(f"{connection.password} {connection.uri} tok/123") == "*** *** ***"
         with pytest.raises(ConnectionMissing, match=r"there is no connection 'none': .* HEADGATE_CONN_NONE"):

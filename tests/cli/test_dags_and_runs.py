@@ -76,6 +76,7 @@ def test_a_run_without_a_name_is_named_by_the_time(call_database: Any, etl: Task
         (["--run-id", "a b/../x"], "--run-id: expected letters, digits"),
         (["--run-id", ""], "it is empty"),
         (["--run-id", "latest"], "`latest` means the newest run"),
+        (["--conf", "[" * 3000 + "]" * 3000], "--conf: is nested too deeply"),
         (["--conf", '{"p": "\\ud800"}'], "half of a surrogate pair, which is not text"),
     ],
 )
@@ -148,6 +149,8 @@ def test_runs_are_listed_newest_first_by_state_and_page(call_database: Any, etl:
     assert len(names("--since", "1h")) == 5
     assert names("--since", "2100-01-01") == []
     assert "There are more than these 2" in call_database("runs", "list", "--limit", "2").out
+    as_json = call_database("runs", "list", "--limit", "2", "--json")
+    assert (len(as_json.rows()), as_json.err) == (2, "There are more than these 2: --limit and --all show them.\n")
     assert "There are more" not in call_database("runs", "list", "--limit", "5").out
     assert call_database("runs", "list", "--since", "yesterday").code == 2
     assert call_database("runs", "list", "--state", "done").code == 2

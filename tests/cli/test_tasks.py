@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import states
 from tests.store import ends
 from tests.store.harness import Query, register
+from tests.store.signals.rules_harness import Jobs
 from tests.store.tasks.streams_harness import stream_wait
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
@@ -60,6 +61,21 @@ def test_tasks_are_cleared_with_what_comes_after_them(call_database: Any, etl: T
     assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "cleared 1 task of run r1 of etl: a\n"
     assert call_database("tasks", "clear", "etl", "r1", "--only-failed").out == "nothing to clear in run r1 of etl\n"
     assert "cleared 3 tasks" in call_database("tasks", "clear", "etl", "r1", "--all").out
+
+
+def test_a_task_that_signals_start_waits_for_one_when_it_was_cleared_and_says_so(
+    call_database: Any, users_store: Store, query: Query
+) -> None:
+    jobs = Jobs(users_store, query)
+    jobs.send("go")
+    jobs.end(jobs.dispatch())
+    said = call_database("tasks", "clear", "etl", "r1", "job", "plain").out.splitlines()
+    start = "`headgate tasks start etl r1 job`"
+    assert said[1:] == [f"job waits for a signal that starts it, as long as its run is open, or {start}"]
+    users_store.tasks.set_paused("etl", is_paused=True)
+    said = call_database("tasks", "start", "etl", "r1", "job").out.splitlines()
+    assert said[1:] == ["the DAG is paused: it starts after `headgate dags unpause etl`"]
+    assert len(call_database("tasks", "stop", "etl", "r1", "job").out.splitlines()) == 1
 
 
 def test_a_clear_says_where_streams_of_tasks_begin(call_database: Any, etl: Tasks, query: Query) -> None:

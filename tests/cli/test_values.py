@@ -11,8 +11,6 @@ from cryptography.fernet import Fernet
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
-from headgate.cli.commands.values import masked
-
 
 def test_variables_are_set_read_listed_and_deleted(
     call_database: Any, database_url: str, monkeypatch: pytest.MonkeyPatch
@@ -55,18 +53,24 @@ def test_a_connection_shows_its_password_only_when_asked_to(call_database: Any) 
 
 
 @pytest.mark.parametrize(
-    ("uri", "shown"),
+    ("uri", "problem"),
     [
-        ("http://host/path", "http://host/path"),
-        ("http://me@host", "http://me@host"),
-        ("http://:p@host", "http://:***@host"),
-        ("http://me:p%40ss@[::1]:80/x?a=1&b=", "http://me:***@[::1]:80/x?a=***&b=***"),
-        ("s3cret", "***"),
-        ("http://[", "***"),
+        ("localhost:6379", "it must begin with a scheme and ://"),
+        ("redis://reader:p@s3cret/w#rd@localhost:6379/0", "a '#' in a password must be written %23"),
+        (
+            "redis://reader:p@s3cret/w@localhost:6379/0",
+            "a '/' or '@' in a password, or in a path, must be percent-encoded",
+        ),
+        ("redis://host:s3cret", "its host and port cannot be read"),
     ],
 )
-def test_a_uri_is_masked(uri: str, shown: str) -> None:
-    assert masked(uri) == shown
+def test_a_connection_that_cannot_be_read_is_not_stored(call_database: Any, uri: str, problem: str) -> None:
+    refused = call_database("connections", "set", "shop", uri)
+    assert refused.code == 2
+    assert refused.err.startswith("headgate: the connection shop cannot be read: ")
+    assert problem in refused.err
+    assert "s3cret" not in refused.err
+    assert call_database("connections", "list", "--json").rows() == []
 
 
 def test_pools_are_made_changed_and_listed(call_database: Any, etl: Tasks) -> None:

@@ -38,6 +38,11 @@ def test_a_watcher_is_changed_and_keeps_what_is_not_given(watched: Any) -> None:
     assert (after["trigger_id"], after["queue"]) == (before["trigger_id"], "default")
     assert watched("watchers", "set", "--no-check", "orders", "--queue", "fast", "--kwargs", '{"path": "/y"}').code == 0
     assert row_of(watched)["queue"] == "fast"
+    source = "redis://shop/orders?group=accounting&in_flight_max=7"
+    assert watched("watchers", "set", "--no-check", "orders", "--from", source).code == 0
+    assert row_of(watched)["classpath"] == "headgate.brokers.redis_streams.RedisStreamTrigger"
+    shown = watched("triggers", "show", "orders", "--kwargs", "--json").rows()[0]["kwargs"]
+    assert shown == {"connection": "shop", "stream": "orders", "group": "accounting", "in_flight_max": 7}
 
 
 def test_a_restart_says_what_it_does(watched: Any) -> None:
@@ -59,6 +64,12 @@ def test_a_restart_says_what_it_does(watched: Any) -> None:
         (["set", "orders", "--classpath", "nodots"], 2, "is not a classpath"),
         (["set", "orders", "--queue", "a,b"], 1, "must not contain ','"),
         (["set", "orders", "--max-deliveries", "-1"], 1, "max_deliveries must be from 1 to 1,000, or 0"),
+        (
+            ["set", "orders", "--from", "redis://shop/orders?group=g", "--kwargs", "{}"],
+            2,
+            "--from names class and kwargs",
+        ),
+        (["set", "orders", "--from", "amqp://shop/orders"], 2, "did you mean rabbitmq://?"),
         (["set", "nobody", "--kwargs", "{}"], 1, "there is no watcher named 'nobody'"),
         (["restart", "nobody"], 1, "there is no watcher named 'nobody'"),
     ],

@@ -188,6 +188,8 @@ def test_what_others_do_to_a_stream_is_told(
 
     # While nobody reads, somebody passes over two messages.
     pair.stop()
+    code, record = drift("--wait", "0")
+    assert (code, record["verdict"], record["error"]) == (3, "cannot be told", "no supervisor runs it")
     station.publish(names(2, 5))
     others.skip()
     station.publish(names(1, 7))

@@ -31,8 +31,7 @@ def test_a_trigger_reads_what_users_stored_and_no_secret_is_written(
     assert logged["event"] == "my token is ***"
     assert logged["config"] == {"user": "***", "limit": 5}
     assert logged["connection"] == [
-        "Connection(name='db', scheme='pg', host='db.example', port=None, login='me', schema='x', "
-        "hosts=(('db.example', None),))",
+        "Connection(name='db', scheme='pg', host='db.example', port=None, schema='x', hosts=(('db.example', None),))",
         "***",
     ]
     assert logged["raw"] == "b'***'"

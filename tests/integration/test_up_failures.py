@@ -64,7 +64,7 @@ def test_a_trigger_that_does_not_fire_in_time_fails_the_try_and_is_cancelled_wit
     assert run.row("a")["try_number"] == 2, "its retries count"
     for number in (1, 2):
         failure = run.wait_logged("a", "failed", number)
-        assert "the trigger had not fired when the timeout of the deferral was over" in failure["error"]
+        assert "what it waited for had not come when the timeout of the deferral was over" in failure["error"]
         assert "TriggerTimeout" in failure["error"]
     # execution_timeout counts while a task is deferred, too.
     assert "its execution_timeout is over" in limited.wait_logged("a", "failed")["error"]
@@ -153,7 +153,7 @@ def test_a_running_task_that_is_marked_ends_at_once_and_its_worker_is_killed(fra
     assert run.wait_end() == {"a": mark}
     run.wait_told("a 1 ends")
     assert run.journal() == ["a 1 execute", "a on_kill-of-task", "a 1 ends"]
-    run.wait_logged("a", "a user has cleared or marked the task")
+    run.wait_logged("a", "a user, or a signal, has ended the task")
     assert run.state("a") == mark, "what its worker said at its end came too late"
 
 

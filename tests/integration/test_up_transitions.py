@@ -110,7 +110,7 @@ def test_deferred_timeout_scheduled_to_fail(narrow: Station) -> None:
         assert columns(run, "trigger_id", "next_method", "event_id") == (None, "__fail__", None)
         assert run.trigger(trigger_id)["finished_at"] is not None
     assert run.wait_end() == {"a": "failed"}
-    assert "had not fired when the timeout of the deferral was over" in run.wait_logged("a", "failed")["error"]
+    assert "had not come when the timeout of the deferral was over" in run.wait_logged("a", "failed")["error"]
 
 
 def test_deferred_trigger_fails_scheduled_to_fail(narrow: Station) -> None:

@@ -90,6 +90,15 @@ def test_a_connections_password_uri_and_query_are_secrets() -> None:
     assert mask.hide("me h db") == "me h db"
 
 
+def test_a_login_without_a_password_may_be_a_token_but_not_where_it_is_a_role() -> None:
+    mask = SecretMask()
+    mask.note(GetConnection("broker"), SecretText("nats://t0ken%2Fof-nats@h:4222"))
+    assert mask.hide("<t0ken/of-nats> <t0ken%2Fof-nats>") == "<***> <***>"
+    for uri in ("postgresql://postgres@h/db", "redis://reader-1:hunter22@h"):
+        mask.note(GetConnection("other"), SecretText(uri))
+    assert mask.hide("postgresql table orders, reader-1") == "postgresql table orders, reader-1"
+
+
 def test_a_connection_that_is_no_uri_is_a_secret_as_a_whole() -> None:
     mask = SecretMask()
     mask.note(GetConnection("db"), SecretText("no uri at all"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.protocol.uris import HOSTS_MAX, URI_CHARS_MAX, UriParts, parse_uri
+from headgate.protocol.uris import HOSTS_MAX, URI_CHARS_MAX, UriParts, masked_uri, parse_uri
 
 
 def test_every_part_is_decoded() -> None:
@@ -82,3 +82,21 @@ def test_a_text_that_is_no_uri_is_refused_and_not_shown(uri: str) -> None:
 
 def test_parts_do_not_show_themselves() -> None:
     assert repr(parse_uri("x://me:hunter22@h")) == "<UriParts of x://>"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://host/path", "http://host/path"),
+        ("nats://t0ken@host", "nats://***@host"),  # it may be a token
+        ("postgresql://postgres@host/shop", "postgresql://postgres@host/shop"),  # and there it is a role
+        ("http://:p@host", "http://:***@host"),
+        ("http://me:p%40ss@[::1]:80/x?a=1&b=", "http://me:***@[::1]:80/x?a=***&b=***"),
+        ("kafka://me:p@h1:9092,h2", "kafka://me:***@h1:9092,h2"),
+        ("s3cret", "***"),
+        ("http://[", "***"),
+        ("redis://me:p@s3cret/w@localhost", "***"),  # a part of the password stands where the host is
+    ],
+)
+def test_a_uri_is_masked(uri: str, shown: str) -> None:
+    assert masked_uri(uri, "***") == shown

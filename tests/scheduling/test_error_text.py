@@ -23,11 +23,15 @@ TRACE = "Traceback (most recent call last):\n  File x\n    f()\n"
         ("two errors\n\n  + Exception Group Traceback (most recent call last):\n  |  x", "two errors"),
         (
             ENDED + "\n\nio.Slow: 5 s" + ABOVE + TRACE + ENDED,
-            "Ended: it ended, caused by io.Slow: 5 s",
+            "Ended: it ended, caused by Slow: 5 s",
         ),
         (
             ENDED + "\n\n" + TRACE + "io.Slow: 5 s" + ABOVE + TRACE + ENDED,
-            "Ended: it ended, caused by io.Slow: 5 s",
+            "Ended: it ended, caused by Slow: 5 s",
+        ),
+        (
+            "PollTerminated: the poll of a ended\n\nio.Slow: 5 s at io.x: y" + ABOVE + TRACE + ENDED,
+            "its stream has ended: Slow: 5 s at io.x: y",
         ),
     ],
 )

@@ -19,8 +19,8 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 START, RESTART, STOP = Wanted(True, False), Wanted(True, True), Wanted(False, True)
 
 
-def at(seconds: float) -> signal_rules.Moment:
-    return NOON + timedelta(seconds=seconds), 1
+def at(seconds: float, place: int = 0) -> signal_rules.Moment:
+    return NOON + timedelta(seconds=seconds), 1, place
 
 
 def act(want: Wanted, state: S, **changes: Any) -> str:
@@ -103,6 +103,29 @@ def test_necessary_ones_ask_once_all_are_met_and_the_trigger_rule_holds(
 
 
 @pytest.mark.parametrize(
+    ("model", "labels", "halted", "actions"),
+    [
+        (1, 2, 3, ["START", "STOP"]),
+        (2, 3, 1, ["STOP", "START"]),
+        (1, 3, 2, ["STOP"]),  # the first of them is taken back, and they ask for nothing without it
+        (1, 2, 2, ["START", "STOP"]),  # one signal that does both does it in the order of the rules
+        (2, 2, 2, ["START", "STOP"]),
+    ],
+)
+def test_a_stop_between_necessary_signals_takes_back_the_first_of_them(
+    model: float, labels: float, halted: float, actions: list[Action]
+) -> None:
+    needed = [SignalRule(key, condition="necessary") for key in ("model", "labels")]
+    halt = SignalRule("halt", action="STOP")
+    times = (model, labels, halted)
+    met = {
+        rule_name(rule): at(time, place) for place, (rule, time) in enumerate(zip((*needed, halt), times, strict=True))
+    }
+    found = signal_rules.asked(Rules((*needed, halt)), met, [], is_ready=True)
+    assert [one.action for one in found] == actions
+
+
+@pytest.mark.parametrize(
     ("actions", "later"),
     [
         (("START",), ""),
@@ -116,6 +139,15 @@ def test_starts_are_put_off_if_each_signal_has_one(actions: tuple[Action, ...], 
     asked = [Met(action, at(number), frozenset({str(number)})) for number, action in enumerate(actions)]
     assert signal_rules.put_off(asked, "each") == frozenset(later)
     assert signal_rules.put_off(asked, "latest") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("actions", "acting"),
+    [((), 0), (("START", "RESTART"), 0), (("START", "STOP", "RESTART", "START"), 2), (("STOP", "START", "STOP"), 3)],
+)
+def test_a_stop_takes_back_what_was_asked_for_before_it(actions: tuple[Action, ...], acting: int) -> None:
+    asked = [Met(action, at(number)) for number, action in enumerate(actions)]
+    assert list(signal_rules.to_last_stop(asked)) == asked[:acting]
 
 
 # --- the end of a run ---------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from headgate.scheduling.status import (
     COUNTED_MAX,
     STREAMS_TOLD_MAX,
+    BrokerAway,
     Drifted,
     Letters,
     Overdue,
@@ -115,6 +116,13 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
         StatusFacts(UP, letters=(Letters("a", 3, 90.0), Letters("b", 1, 5.0))),
         "4 open dead letters, the newest stored 5.0 s ago: a (3), b (1)",
         "dlq list",
+    ),
+    (
+        "broken",
+        "broker_away",
+        StatusFacts(UP, away=(BrokerAway(1, "a", 20.0, "refused"), BrokerAway(2, "b", 90.0, "OSError: refused"))),
+        "the broker of b has been away for 1 min 30 s: OSError: refused; and those of 1 other stream",
+        "streams show 2",
     ),
     (
         "attention",

@@ -192,7 +192,13 @@ TRIGGERS: list[tuple[str, TriggerFacts, list[Supervisor], str, str]] = [
     # The causes of docs/deferral.md, "Why does it wait?", in its order.
     ("removed", trig(removed_age_s=5.0), [ALIVE], "removed 5.0 s ago", "does not run again"),
     ("removing", trig(removed_age_s=5.0, owner=ALIVE), [ALIVE], "still has it", "on_kill"),
-    ("finished", trig(finished_age_s=5.0, task=None, watcher="w"), [ALIVE], "finished", "add it again"),
+    (
+        "finished",
+        trig(finished_age_s=5.0, task=None, watcher="w"),
+        [ALIVE],
+        "finished",
+        "`headgate watchers restart w` has",
+    ),
     ("orphan", trig(task=None), [ALIVE], "neither a watcher nor a task", "orphans --remove"),
     ("no_supervisor", trig(), [], "no supervisor is alive", "headgate up"),
     ("no_supervisor", trig(), [sup(state="silent")], "no supervisor is alive", "headgate up"),
@@ -218,6 +224,13 @@ TRIGGERS: list[tuple[str, TriggerFacts, list[Supervisor], str, str]] = [
         [ALIVE],
         "its stream s waits for big while that one does not run: it has failed: KeyError",
         "mended, paused or removed",
+    ),
+    (
+        "broker_away",
+        trig(owner=ALIVE, stream=StreamFacts("s", 1, away_s=75.0, away_error="ConnectionError: refused")),
+        [ALIVE],
+        "the broker of its stream has been away for 1 min 15 s: ConnectionError: refused",
+        "the trigger fails with this error",
     ),
     ("at_capacity", trig(), [sup(open_triggers=10)], "at its capacity, 10", "capacity"),
     ("unclaimed", trig(), [sup(open_triggers=10), sup(epoch=2, open_triggers=9)], "claimed it yet", "poll_interval_s"),

@@ -88,8 +88,9 @@ def test_a_server_without_a_token_answers_everybody(database_url: str) -> None:
         (new("a", b"{"), "the value of the signal 'a' is not JSON: "),
         (new("a", b"\xff"), "the value of the signal 'a' is not JSON: "),
         (new("a", b"[" * 20_000 + b"]" * 20_000), "the value of the signal 'a' is not JSON: "),
+        (new("a", b"[" * 900 + b"]" * 900), "the value of the signal 'a' is nested deeper than 400 levels of JSON"),
     ],
-    ids=["key", "namespace", "dedup", "long", "half", "bytes", "deep"],
+    ids=["key", "namespace", "dedup", "long", "half", "bytes", "deepest", "deep"],
 )
 def test_a_malformed_signal_is_refused_and_none_of_its_call_is_sent(
     bare: Bare, signal: pb.NewSignal, problem: str

@@ -12,9 +12,16 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.streams import Subscription
+from headgate.streams.group_settings import DESERTED_S_MAX
 from headgate.streams.stalls import ABSENCE_REPORT_AGAIN_S, STALL_REPORT_S
 from headgate.triggers.base import BaseEventTrigger
-from headgate.triggers.shared_stream import AdvanceItem, PollTerminated, SharedStreamManager, SharedStreamProducer
+from headgate.triggers.shared_stream import (
+    AckTimeout,
+    AdvanceItem,
+    PollTerminated,
+    SharedStreamManager,
+    SharedStreamProducer,
+)
 
 
 class Broker(SharedStreamProducer):
@@ -24,12 +31,15 @@ class Broker(SharedStreamProducer):
         self.waiting: deque[int | Exception] = deque()
         self.arrived = trio.lowlevel.ParkingLot()
         self.pulled: list[int] = []
+        self.opened = 0
+        self.returned: list[int] = []
 
     def send(self, *items: int | Exception) -> None:
         self.waiting.extend(items)
         self.arrived.unpark_all()
 
     async def open_stream(self) -> AsyncIterator[tuple[int, int]]:
+        self.opened += 1
         while True:
             while self.waiting:
                 item = self.waiting.popleft()
@@ -186,3 +196,84 @@ async def test_a_manager_is_left_at_once_even_while_a_stream_waits_for_somebody(
         broker.send(1)
         await wait_all_tasks_blocked()
     assert trio.current_time() - began < 1.0
+
+
+# --- nobody is online -----------------------------------------------------------------------------
+
+
+async def test_the_broker_is_kept_for_the_only_subscriber_which_has_failed(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        fails = join(streams, broker, 1)
+        broker.send(1, 2)
+        assert await anext(fails) == 1
+        await fail(streams, 1)
+        await wait_all_tasks_blocked()
+        broker.send(3)
+        await trio.sleep(DESERTED_S_MAX - 1)
+        assert (streams.statistics().groups, broker.opened) == (1, 1)
+        back = join(streams, broker, 1)
+        await trio.sleep(DESERTED_S_MAX + 1)
+        broker.send(4)
+        assert [await anext(back), await anext(back)] == [3, 4], "the broker hands out 1 and 2 again"
+        assert broker.opened == 1
+
+
+async def test_what_was_pulled_before_the_only_subscriber_failed_comes_again_behind_it(autojump_clock: object) -> None:
+    """A producer hands out again all behind a failed message; what it had handed out already is in no order."""
+    broker = Broker()
+    async with SharedStreamManager(max_subscriber_queue=1, overflow="pause") as streams:
+        fails = join(streams, broker, 1)
+        broker.send(1)
+        assert await anext(fails) == 1
+        pulled = trio.Event()
+
+        async def advance(batch: Sequence[AdvanceItem]) -> None:
+            await pulled.wait()
+            broker.returned += [item.broker_payload for item in batch if item.outcome.failed]
+
+        broker.advance = advance  # type: ignore[method-assign]
+        await fail(streams, 1)
+        broker.send(2)
+        await wait_all_tasks_blocked()
+        assert broker.pulled == [1, 2]
+        back = join(streams, broker, 1)
+        pulled.set()
+        await wait_all_tasks_blocked()
+        assert broker.returned == [1, 2]
+        broker.send(1, 2)
+        assert [await anext(back), await anext(back)] == [1, 2]
+
+
+@pytest.mark.parametrize("ends", ["never comes back", "is cancelled"])
+async def test_a_stream_without_subscribers_ends_if_the_one_it_waits_for(autojump_clock: object, ends: str) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        join(streams, broker, 1)
+        await wait_all_tasks_blocked()
+        await fail(streams, 1)
+        assert streams.statistics().groups == 1
+        if ends == "is cancelled":
+            streams.cancel_rejoin(1)
+        else:
+            await trio.sleep(DESERTED_S_MAX + 1)
+        assert streams.statistics().groups == 0
+        join(streams, broker, 1)
+        await wait_all_tasks_blocked()
+        assert broker.opened == 2
+
+
+async def test_a_subscriber_that_is_failed_by_its_stream_is_waited_for_as_well(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager(ack_timeout=5.0) as streams:
+        hangs = join(streams, broker, 1)
+        hangs.on_failed = lambda _: streams.expect_rejoin(trigger_id=1, key="k")
+        broker.send(1)
+        assert await anext(hangs) == 1
+        await trio.sleep(6.0)
+        with pytest.raises(AckTimeout):
+            await anext(hangs)
+        await streams.unsubscribe(1, "k")
+        assert streams.statistics().groups == 1
+        join(streams, broker, 1)
+        assert broker.opened == 1

@@ -15,6 +15,7 @@ from headgate.brokers.progress import Progress
 from headgate.child.queries import secrets
 from headgate.protocol.link.splitting import split_round
 from headgate.protocol.messages.runner import (
+    CANNOT_TELL,
     KWARGS_BYTES_MAX,
     LANES_TOLD_MAX,
     DescribedStream,
@@ -182,7 +183,7 @@ async def test_a_stream_without_a_producer_and_one_that_is_not_known_have_no_ans
         fast: BaseEventTrigger = Fast(broker)
         streams.subscribe(trigger_id=1, trigger=fast, key=KEY)
         subscribe(streams, broker, trigger_id=2, key="not an identity")
-        assert (await streams.describe(KEY.digest)).error == descriptions.CANNOT_TELL
+        assert (await streams.describe(KEY.digest)).error == CANNOT_TELL
     assert broker.asked == 0
 
 

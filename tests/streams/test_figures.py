@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import trio
 from tests.streams import flow_rig
@@ -18,6 +19,12 @@ class Broker(flow_rig.Broker):
     """One that says how far it is behind, or whatever the test wants it to."""
 
     lag: object = None
+    trouble: object = None
+
+    def known_trouble(self) -> str | None:
+        if isinstance(self.trouble, Exception):
+            raise self.trouble
+        return self.trouble  # type: ignore[return-value]
 
     def known_lag(self) -> Lag | None:
         if isinstance(self.lag, Exception):
@@ -101,6 +108,34 @@ async def test_what_a_producer_says_in_place_of_a_number_is_nothing(lag: object)
         subscribe(streams, broker)
         await wait_all_tasks_blocked()
         assert only(streams).lag is None
+
+
+async def test_a_broker_that_is_away_is_told_with_the_error(autojump_clock: MockClock) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        subscribe(streams, broker)
+        await trio.sleep(2.0)
+        broker.trouble = "OSError: refused"
+        await trio.sleep(5.0)
+        stream = only(streams)
+        assert (stream.held, stream.held_by, stream.last_error) == ("broker away", (), "OSError: refused")
+        assert stream.held_since == stream.last_error_at is not None
+        broker.trouble = None
+        await trio.sleep(2.0)
+        stream = only(streams)
+        assert (stream.held, stream.last_error) == (None, "")
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError("not now"), "", "\ud800"])
+async def test_what_a_producer_says_of_its_trouble_may_be_anything(autojump_clock: MockClock, trouble: object) -> None:
+    broker = Broker()
+    broker.trouble = trouble
+    async with SharedStreamManager() as streams:
+        subscribe(streams, broker)
+        await trio.sleep(2.0)
+        stream = only(streams)
+        msgspec.msgpack.encode(stream)
+        assert stream.held == (None if isinstance(trouble, Exception) else "broker away")
 
 
 async def test_the_fast_path_has_a_queue_and_nothing_in_flight() -> None:

@@ -290,7 +290,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 continue
             if any(model.outcome is None for model in shares):
                 break
-            counts = Counter(model.outcome for model in shares)
+            counts = Counter([model.outcome for model in shares] or ["failed"])
             outcome = AdvanceOutcome(counts["acked"], counts["failed"], counts["rejected"])
             prefix.append(AdvanceItem(event, outcome))
         return prefix

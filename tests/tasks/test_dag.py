@@ -210,7 +210,7 @@ def test_a_schedule_reaches_the_scheduler(arguments: dict[str, Any], schedule: o
         ({"schedule": OnSignal("k", since="run")}, "the since of OnSignal must be 'parsed' or 'latest', not 'run'"),  # type: ignore[arg-type]
         ({"schedule": [OnSignal("k"), OnSignal("k")]}, "has the same rule about a signal twice in its schedule"),
         ({"schedule": [OnSignal(str(n)) for n in range(65)]}, "is scheduled by 65 rules about signals, not 1..64"),
-        ({"end_on": "drain"}, r"end_on takes rules about signals, as On\('drain'\), not 'd'"),
+        ({"end_on": "drain"}, r"end_on takes rules about signals, as On\('drain'\), not 'drain'"),
         ({"end_on": On(Every("@daily"))}, "end_on takes rules about signals"),
         ({"end_on": On("k", action=RESTART)}, "a rule of end_on ends the run by itself"),
         ({"end_on": [On("k"), On("k", action=STOP)]}, "end_on has the same rule about a signal twice"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import timedelta
 from typing import Any
@@ -32,10 +34,15 @@ class Supervisor:
     def __init__(self, *rooms: int) -> None:
         self.sent: list[EmitElements] = []
         self._rooms = list(rooms)
+        self.heard, self.awaited, self.refused = threading.Event(), 0, 0  # elements
 
     def answer(self, query: Query) -> QueryResult:
         assert isinstance(query, EmitElements)
         self.sent.append(query)
+        if self.awaited and len(self.values) >= self.awaited:
+            self.heard.set()
+        if self.refused and len(self.values) >= self.refused:
+            raise queries.QueryFailed("no")
         return ElementRoom(self._rooms.pop(0) if self._rooms else 1000)
 
     @property
@@ -166,14 +173,55 @@ def test_a_generator_sends_what_it_yields_and_returns_its_result(supervisor: Sup
     assert outcome.emitted.first + len(outcome.emitted.values) == 7
 
 
-def test_a_generator_that_fails_has_sent_what_it_has_sent(supervisor: Supervisor) -> None:
+def in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the first element take 50 ms, so that for as long the next ones are not sent with each."""
+    times = [0.0, 0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: times.pop(0) if times else 0.05)
+
+
+def test_a_generator_that_fails_has_sent_what_it_has_yielded(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_a_moment(monkeypatch)
+
     def numbers() -> Iterator[int]:
-        yield 1
+        yield from (1, 2, 3)
+        assert supervisor.values == [1]
         raise ValueError("boom")
 
     outcome = step(generated(numbers))
     assert isinstance(outcome, StepFailed)
-    assert (supervisor.values, outcome.emitted) == ([1], Emitted(1, ()))
+    assert "boom" in outcome.error
+    assert (supervisor.values, outcome.emitted) == ([1, 2, 3], Emitted(3, ()))
+
+
+def test_what_came_too_fast_is_sent_while_a_generator_works_on_the_next(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_a_moment(monkeypatch)
+
+    def numbers() -> Iterator[int]:
+        yield from (1, 2, 3)
+        assert supervisor.heard.wait(10.0)
+        assert supervisor.values == [1, 2, 3]
+
+    supervisor.awaited = 3
+    outcome = step(generated(numbers))
+    assert isinstance(outcome, StepSucceeded), "it was not sent only because the generator has failed"
+    assert (outcome.emitted, [len(query.values) for query in supervisor.sent]) == (Emitted(3, ()), [1, 2])
+
+
+def test_a_rest_that_is_refused_fails_the_step(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_a_moment(monkeypatch)
+
+    def numbers() -> Iterator[int]:
+        yield from (1, 2)
+        assert supervisor.heard.wait(10.0)
+
+    supervisor.awaited = supervisor.refused = 2
+    outcome = step(generated(numbers))
+    assert isinstance(outcome, StepFailed)
+    assert "QueryFailed: no" in outcome.error
 
 
 def test_so_much_is_sent_at_once_and_no_more(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,3 +243,20 @@ DAYS = {"xcoms": {"days": ["mon"]}}
 def test_a_test_that_cannot_be_is_told_why(call: Callable[[], object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         call()
+
+
+@pytest.mark.parametrize(("appended", "state"), [([], "success"), ([7], "failed")])
+def test_a_step_may_not_append_more_than_the_worklist_takes(appended: list[int], state: str) -> None:
+    with DAG("d"):
+
+        @task
+        def crawl(x: int, ti: Any) -> None:
+            ti.append(x + 1, key="next")
+            ti.append(x + 1, key="next")
+            ti.append(x + 2)
+
+        output = crawl.expand(x=worklist([1], max_length=3))
+    result = run_task(output, map_index=0, appended=appended)
+    assert result.state == state
+    if state == "failed":
+        assert result.error == "it appends 2 values to the 1 that are appended to 'crawl'; the limit is 2"

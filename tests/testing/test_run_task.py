@@ -208,6 +208,23 @@ def test_a_task_that_waits_for_ever_is_an_error_of_the_test() -> None:
         run_task(Waits(), within=timedelta(minutes=30))
 
 
+def test_what_is_no_task_and_no_list_of_signals_is_refused() -> None:
+    @task
+    def train() -> None:
+        """Do nothing."""
+
+    with pytest.raises(TypeError, match=r"train makes a task: give the task itself, dag.tasks\[...\]"):
+        run_task(train)
+    signals: Any
+    for signals, problem in (
+        (["a"], r"signals are given as lists of values by key, as .*, not \['a'\]"),
+        ({"a": 1}, "the signals of 'a' are given as a list of values, not 1"),
+        ({"a": "text"}, "the signals of 'a' are given as a list of values, not 'text'"),
+    ):
+        with pytest.raises(TypeError, match=problem):
+            run_task(Waits(), signals=signals)
+
+
 def test_what_cannot_be_stored_fails_the_task_with_its_path() -> None:
     result = run_task(Waits(value=object()))
     assert result.state == "failed"

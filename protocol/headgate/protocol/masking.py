@@ -53,13 +53,13 @@ class SecretMask:
         self._add([secret, *_texts_in(secret)])
 
     def add_connection(self, uri: str) -> None:
-        """Add a connection: its URI, its password, and the values of its query."""
+        """Add a connection: its URI, its password, its token, and the values of its query."""
         try:
             parts = parse_uri(uri)
         except ValueError:
             self._add([uri])  # the code that requested it gets an error, and no part of it
         else:
-            self._add([uri, parts.password, *parts.extra.values()])
+            self._add([uri, parts.password, parts.token, *parts.extra.values()])
 
     def hide(self, text: str) -> str:
         """Return the text with ``***`` in the place of every secret, the longest first."""

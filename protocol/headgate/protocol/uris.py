@@ -15,6 +15,8 @@ import msgspec
 
 URI_CHARS_MAX: Final = 64 * 1024  # as long as a stored connection may be
 PORT_MAX: Final = 65_535
+# Schemes whose login is a name also without a password: "postgres" is one, and in many lines by itself.
+ROLES: Final = frozenset({"postgresql", "postgres"})
 HOSTS_MAX: Final = 100  # of one URI: clients take a few to find the others by
 
 _URI: Final = re.compile(
@@ -38,6 +40,11 @@ class UriParts(msgspec.Struct, frozen=True):
     extra: dict[str, str]
     hosts: tuple[tuple[str, int | None], ...] = ()
 
+    @property
+    def token(self) -> str:
+        """A login without a password, which may be a secret (NATS, HTTP); '' if there is none, and for `ROLES`."""
+        return "" if self.password or self.scheme in ROLES else self.login
+
     def __repr__(self) -> str:
         return f"<UriParts of {self.scheme}://>"  # it may be shown in a traceback, and must not reveal a password
 
@@ -55,6 +62,10 @@ def parse_uri(text: str) -> UriParts:
     if found is None:
         problem = "a '#' in a password must be written %23" if "#" in text else "it must begin with a scheme and ://"
         raise ValueError(f"it is not a URI (scheme://login:password@host:port/path?key=value): {problem}")
+    if "@" in found["path"]:  # most probably the password ends there
+        raise ValueError(
+            "it has an '@' behind a '/'; a '/' or '@' in a password, or in a path, must be percent-encoded"
+        )
     user, at, place = found["authority"].rpartition("@")
     login, _, password = user.partition(":") if at else ("", "", "")
     hosts = tuple(_host_and_port(part) for part in _parts_of(place))
@@ -68,6 +79,24 @@ def parse_uri(text: str) -> UriParts:
         extra=dict(parse_qsl(found["query"] or "", keep_blank_values=True)),
         hosts=hosts,
     )
+
+
+def masked_uri(text: str, mask: str) -> str:
+    """Return a URI without its password, the values of its query, and its token.
+
+    A text that is not a URI is masked altogether.
+    """
+    try:
+        parts = parse_uri(text)
+    except ValueError:
+        return mask
+    found = _URI.fullmatch(text)
+    assert found is not None, "it was parsed"
+    user, at, place = found["authority"].rpartition("@")
+    login, colon, _ = user.partition(":")
+    shown = f"{login}:{mask}" if colon else mask if parts.token else login
+    query = "&".join(f"{name}={mask}" for name in parts.extra)
+    return f"{found['scheme']}://{shown + at if user else ''}{place}{found['path']}" + (f"?{query}" if query else "")
 
 
 def _parts_of(place: str) -> list[str]:

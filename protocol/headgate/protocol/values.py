@@ -28,7 +28,7 @@ import binascii
 import math
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
@@ -39,6 +39,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from headgate.protocol.errors import ValueMalformed, ValueNotSerializable, ValueTooLong
+from headgate.protocol.messages import MALFORMED
 from headgate.protocol.messages.runner import REFUSED_HEAD_BYTES_MAX
 
 # Levels of nested containers. A tagged dict takes three levels of JSON for one of these, and the JSON decoder fails
@@ -46,14 +47,11 @@ from headgate.protocol.messages.runner import REFUSED_HEAD_BYTES_MAX
 DEPTH_MAX = 100
 PATH_KEY_CHARS_MAX = 60  # the part of a long key that the path in an error shows
 
-_TAG: Final = "$"
-_CONTENT: Final = "v"
+TAG: Final = "$"
+CONTENT: Final = "v"
 _LEAVES: Final = frozenset({str, bool, type(None)})  # types whose every value JSON can represent
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
-
-_COUNTED: Final = ("tuple", "dict")  # tagged values whose items have an order
-_PAIR: Final = b'{"$":"tuple","v":%b}'
 
 _JSON: Final = msgspec.json.Encoder()
 
@@ -141,7 +139,7 @@ def _is_plain(value: Any, depth_left: int) -> bool:
     if depth_left == 0:
         return False
     if kind is dict:
-        if _TAG in value:
+        if TAG in value:
             return False
         for key, item in value.items():
             if type(key) is not str or (type(item) not in _LEAVES and not _is_plain(item, depth_left - 1)):
@@ -184,7 +182,7 @@ class _Tagger:
         registered = _registered_by_type.get(kind)
         if registered is None and kind not in _TYPES:
             # A class of headgate's may say what to give in its place.
-            raise ValueNotSerializable(path, f"is {_describe_type(kind)}{getattr(kind, 'encode_hint', '')}")
+            raise ValueNotSerializable(path, f"is {describe_type(kind)}{getattr(kind, 'encode_hint', '')}")
         if id(value) in self._ancestors:
             raise ValueNotSerializable(path, "contains itself")
         if depth == DEPTH_MAX:
@@ -204,7 +202,7 @@ class _Tagger:
             self._ancestors.discard(id(value))
 
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
-        if _TAG not in value and all(type(key) is str for key in value):
+        if TAG not in value and all(type(key) is str for key in value):
             return {
                 self._text(key, f"a key of {path}"): self.tag(item, _item_path(path, key), depth + 1)
                 for key, item in value.items()
@@ -221,7 +219,7 @@ class _Tagger:
         try:
             content = registered.encode(value)
         except Exception as error:
-            problem = f"is {_describe_type(type(value))}, whose registered encode raised {_describe_error(error)}"
+            problem = f"is {describe_type(type(value))}, whose registered encode raised {_describe_error(error)}"
             raise ValueNotSerializable(path, problem) from error
         return _tagged(registered.name, self.tag(content, f"{path} (encoded as {registered.name!r})", depth + 1))
 
@@ -239,7 +237,7 @@ class _Tagger:
 
 
 def _tagged(tag: str, content: Any) -> dict[str, Any]:
-    return {_TAG: tag, _CONTENT: content}
+    return {TAG: tag, CONTENT: content}
 
 
 def _tag_moment(value: datetime | time, path: str) -> dict[str, Any]:
@@ -249,7 +247,7 @@ def _tag_moment(value: datetime | time, path: str) -> dict[str, Any]:
         return _tagged(tag, value.isoformat())
     if type(zone) is ZoneInfo and zone.key is not None:
         return _tagged(tag, f"{value.isoformat()}[{zone.key}]")
-    kind = "a ZoneInfo without a key" if type(zone) is ZoneInfo else _describe_type(type(zone))
+    kind = "a ZoneInfo without a key" if type(zone) is ZoneInfo else describe_type(type(zone))
     problem = f"is a {tag} whose tzinfo is {kind}, not a datetime.timezone or a zoneinfo.ZoneInfo"
     raise ValueNotSerializable(path, problem)
 
@@ -275,7 +273,7 @@ def _item_path(path: str, key: Any) -> str:
     return f"{path}[<{kind.__name__}>]"
 
 
-def _describe_type(kind: type[Any]) -> str:
+def describe_type(kind: type[Any]) -> str:
     if kind is types.FunctionType:
         return "a function"
     if kind.__module__ == "builtins":
@@ -302,84 +300,12 @@ def decode_value(data: bytes) -> Any:
     """
     try:
         value = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise ValueMalformed(f"this is not the JSON of a value: {error}") from error
     # These are the only two spellings of a tag in JSON.
     if b'"$"' in data or b"\\u0024" in data:
         return _untag(value, 0)
     return value
-
-
-def count_items(data: bytes) -> int | None:
-    """Return how many items an encoded list, tuple or dict has, without decoding them; None for any other value."""
-    found = values_in(data)
-    return None if found is None else len(found)
-
-
-def values_in(data: bytes) -> list[bytes] | None:
-    """Return the items of an encoded list, tuple or dict, each encoded as it is by itself; None for any other value.
-
-    Those of a dict are tuples of key and value.
-    """
-    try:
-        value: Any = msgspec.json.decode(data, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
-        if type(value) is list:
-            return list(map(bytes, value))
-        if _TAG not in value:
-            return [_PAIR % (b"[%b,%b]" % (_JSON.encode(key), bytes(item))) for key, item in value.items()]
-        if (tag := msgspec.json.decode(value[_TAG])) not in _COUNTED:
-            return None
-        items = map(bytes, msgspec.json.decode(value[_CONTENT], type=list[msgspec.Raw]))
-    except (msgspec.MsgspecError, ValueError, KeyError):
-        return None
-    return list(items) if tag == "tuple" else [_PAIR % pair for pair in items]
-
-
-def set_items(data: bytes, items: Mapping[str, bytes]) -> bytes:
-    """Return an encoded dict of named arguments with further ones, encoded, in place of its own of these names.
-
-    Raises `ValueMalformed` for any other value.
-    """
-    try:
-        found = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ValueMalformed(f"this is not the JSON of named arguments: {error}") from error
-    if _TAG in found:
-        raise ValueMalformed("these are no named arguments")
-    return _JSON.encode(found | {name: msgspec.Raw(item) for name, item in items.items()})
-
-
-def split_items(data: bytes, *, of_dict: str) -> list[bytes]:
-    """Return the items of an encoded list or tuple, each encoded as it is by itself, without decoding them.
-
-    Of a dict those of its item ``of_dict`` are meant. Raises `ValueMalformed`, with its type, for any other value.
-    """
-    name = "it"
-    try:
-        found = _split(data)
-        if type(found) is dict:
-            found, name = _split(found[of_dict]) if of_dict in found else "missing", f"its {of_dict!r}"
-    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
-        raise ValueMalformed(f"this is not the JSON of a value: {error}") from error
-    if type(found) is list:
-        return [bytes(item) for item in found]
-    raise ValueMalformed(f"{name} is {'a dict' if type(found) is dict else found}")
-
-
-def _split(data: bytes | msgspec.Raw) -> list[msgspec.Raw] | dict[str, msgspec.Raw] | str:
-    """Return the items of an encoded list, tuple or dict; the name of the type of any other value."""
-    value = _SPLITTER.decode(data)
-    if type(value) is not dict:
-        return value if type(value) is list else "None" if value is None else _describe_type(type(value))
-    if _TAG not in value:
-        return value
-    tag = msgspec.json.decode(value[_TAG])
-    if tag == "tuple":
-        return msgspec.json.decode(value[_CONTENT], type=list[msgspec.Raw])
-    return f"{'an' if tag[0] in 'aeiou' else 'a'} {tag}"
-
-
-_SPLITTER: Final = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | str | int | float | bool | None)
 
 
 def _untag(value: Any, depth: int) -> Any:
@@ -389,12 +315,12 @@ def _untag(value: Any, depth: int) -> Any:
         return [_untag(item, depth + 1) for item in value]
     if type(value) is not dict:
         return value
-    if _TAG not in value:
+    if TAG not in value:
         return {key: _untag(item, depth + 1) for key, item in value.items()}
-    tag = value[_TAG]
-    if type(tag) is not str or value.keys() != {_TAG, _CONTENT}:
+    tag = value[TAG]
+    if type(tag) is not str or value.keys() != {TAG, CONTENT}:
         raise ValueMalformed('an object with the member "$" is not a tag and its content')
-    content = value[_CONTENT]
+    content = value[CONTENT]
     reader = _READERS.get(tag)
     registered = _registered_by_name.get(tag)
     if reader is None and registered is None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable, PlaceRefuses
 from headgate.brokers.held import Delivery, HeldMessages, Received
 from headgate.child.error_text import describe_error
 from headgate.child.queries import QueryFailed
@@ -95,7 +95,12 @@ class BrokerThread:
         # From here on the thread's own.
         self._held = HeldMessages(retry_s=limits.retry_s, retry_max_s=limits.retry_max_s)
         self._is_connected = False
+        self.trouble: str | None = None  # why there is no connection
         self._connections = self._received = self._acknowledged = self._rejected = 0
+        self._taken = 0  # messages that were not held before
+        self._unplaced_since: float | None = None  # since then no rejected message could be put aside, ...
+        self._unplaced_at = 0.0  # ... and this is when one could not last
+        self._is_stuck = False  # the connection has failed on rejected messages, and not for the first time
         self._lag: int | None = None
         self._lag_at = self._extend_at = float("-inf")
 
@@ -158,6 +163,11 @@ class BrokerThread:
         while self._settle():
             pass
 
+    @property
+    def known(self) -> int | None:
+        """How many messages of the broker are held, or were left to it; None if not all of the latter are known."""
+        return self._held.known
+
     def forget_lanes(self, lanes: Collection[Hashable]) -> None:
         """Forget the messages of these lanes; their outcomes are ignored."""
         self._held.drop(lanes)
@@ -184,17 +194,19 @@ class BrokerThread:
         trouble: tuple[type[Exception], ...] = (*producer.trouble, QueryFailed)
         attempts, trouble_since = 0, None
         while not self._stopping.is_set():
-            done_before, is_connected = self._received + self._acknowledged, False
+            connected_at, done_before = float("inf"), self._done
             try:
                 self._connect()
-                is_connected, trouble_since = True, None
+                connected_at = time.monotonic()
                 while not self._is_over():
                     self._step()
                 return
             except trouble as error:
                 now = time.monotonic()
-                if is_connected and self._received + self._acknowledged > done_before:
-                    attempts = 0
+                # A connection alone is no success: it may end each time at the same message.
+                if self._done > done_before or now - connected_at >= limits.reconnect_max_s:
+                    attempts, trouble_since = attempts if self._is_stuck else 0, None
+                self._is_stuck = False
                 trouble_since = now if trouble_since is None else trouble_since
                 if now - trouble_since >= limits.give_up_s:
                     raise BrokerUnreachable(producer.name, limits.give_up_s) from error
@@ -202,9 +214,15 @@ class BrokerThread:
                 wait_s *= random.uniform(0.5, 1)  # so that many streams do not come back at the same moment
                 attempts += 1
                 text, _ = describe_error(error)
+                self.trouble = text
                 _log.warning("a broker is in trouble", stream=producer.name, error=text, again_in_s=round(wait_s, 2))
                 self._disconnect()
                 self._stopping.wait(wait_s)
+
+    @property
+    def _done(self) -> int:
+        """What grows with each success: of messages that come anew with each connection the taking is none."""
+        return self._acknowledged + self._rejected + (self._taken if self._producer.handles_survive else 0)
 
     def _connect(self) -> None:
         producer = self._producer
@@ -218,7 +236,7 @@ class BrokerThread:
         if not producer.handles_survive:
             self._held.clear()
         producer.connect()
-        self._is_connected = True
+        self._is_connected, self.trouble = True, None
         self._connections += 1
         if self._connections > 1:
             _log.info("a broker is connected again", stream=producer.name, connections=self._connections)
@@ -259,7 +277,9 @@ class BrokerThread:
         if room > 0 and held.bytes < limits.in_flight_bytes_max:
             messages = producer.receive(room, 0.0 if self._wake.is_set() else max(0.0, until - now))
             self._received += len(messages)
+            held_before = len(held)
             self._hand_over(held.take(messages))
+            self._taken += len(held) - held_before
             if messages:
                 return
         else:
@@ -294,12 +314,53 @@ class BrokerThread:
             self._acknowledged += len(messages)
             return True
         if producer.keeps_rejected:
-            producer.reject(messages)
-            self._held.forget(messages)
+            self._put_aside(messages)
         else:
             self._leave(messages)
-        self._rejected += len(messages)
+            self._rejected += len(messages)
         return True
+
+    def _put_aside(self, rejected: Sequence[Received]) -> None:
+        """Have the broker's place take rejected messages; those that it refuses are handed out again later.
+
+        Raises `BrokerError` if it takes none for ``give_up_s``, however often the connection is made anew meanwhile.
+        """
+        refused: Sequence[Received] = ()
+        try:
+            self._producer.reject(rejected)
+        except PlaceRefuses as error:
+            refused = error.messages or rejected
+            self._note_unplaced(error, has_placed=len(refused) < len(rejected))
+            _log.warning(
+                "the place for rejected messages refuses some",
+                stream=self._producer.name,
+                error=str(error),
+                messages=len(refused),
+            )
+            self._held.put_back(refused, time.monotonic())
+        except self._producer.trouble as error:
+            self._note_unplaced(error, has_placed=False)
+            self._is_stuck = self._unplaced_since != self._unplaced_at
+            raise
+        else:
+            self._unplaced_since = None
+        refs = {message.ref for message in refused}
+        placed = [message for message in rejected if message.ref not in refs]
+        self._held.forget(placed)
+        self._rejected += len(placed)
+
+    def _note_unplaced(self, error: Exception, *, has_placed: bool) -> None:
+        limits, now = self.limits, time.monotonic()
+        # A message is tried again within this time: what fails later has nothing to do with what failed before.
+        again_s = limits.give_up_s + limits.retry_max_s + limits.reconnect_max_s
+        if has_placed or self._unplaced_since is None or now - self._unplaced_at > again_s:
+            self._unplaced_since = now
+        self._unplaced_at = now
+        if now - self._unplaced_since >= limits.give_up_s:
+            text, _ = describe_error(error)
+            raise BrokerError(
+                f"{self._producer.name}: no rejected message could be put aside for {limits.give_up_s:g} s: {text}"
+            ) from error
 
     def _leave(self, rejected: Sequence[Received]) -> None:
         """Leave messages that nobody has whole, neither a subscriber nor a dead letter, to the broker (I16)."""

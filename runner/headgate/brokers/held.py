@@ -7,7 +7,8 @@ Pure and synchronous: no broker, no thread, no clock. A message goes through the
                  ^                       |      or rejected                |
                  |     resolve: failed   |                                 |
                  +-----------------------+---------------------------------+
-                        (with all messages behind it in its lane)    not acknowledged in time
+                        (with all messages behind it in its lane)    not acknowledged in time, or
+                                                                     refused by the place of rejected ones
 
 Messages stay here until the broker has confirmed their acknowledgement. So a message that the broker delivers again,
 for example to a connection that was made anew, is recognised by its ``ref`` and not handed out twice; and one that
@@ -55,23 +56,22 @@ class Delivery:
 
 
 class _Lane:
-    __slots__ = ("due_at", "failed_ref", "failures", "held", "value")
+    __slots__ = ("due_at", "held", "value")
 
     def __init__(self, value: Hashable) -> None:
         self.value = value
         self.held: deque[_Held] = deque()  # unresolved, in the broker's order
         self.due_at: float | None = None  # nothing of the lane is handed out until then; None: at once
-        self.failed_ref: Hashable = None
-        self.failures = 0  # of the message ``failed_ref``, one after the other
 
 
 class _Held:
-    __slots__ = ("delivery", "is_rejected", "lane", "message", "resolved_at", "was_handed_out")
+    __slots__ = ("delivery", "failures", "is_rejected", "lane", "message", "resolved_at", "was_handed_out")
 
     def __init__(self, message: Received, lane: _Lane) -> None:
         self.message = message
         self.lane = lane
         self.delivery: Delivery | None = None  # the current one; None while the message waits
+        self.failures = 0
         self.resolved_at: float | None = None
         self.is_rejected = False
         self.was_handed_out = False
@@ -98,6 +98,11 @@ class HeldMessages:
     def left(self) -> int:
         """How many messages were left to the broker, as far as they are remembered."""
         return len(self._left)
+
+    @property
+    def known(self) -> int | None:
+        """How many messages `take` passes over; None if it may not know all that were left to the broker."""
+        return len(self._held) + len(self._left) if len(self._left) < LEFT_MAX else None
 
     @property
     def refs(self) -> list[Any]:
@@ -174,6 +179,23 @@ class HeldMessages:
             resolved = self._resolved.popleft()
             assert resolved.message is message, "the broker was told of another one"
 
+    def put_back(self, rejected: Sequence[Received], now: float) -> None:
+        """Have these, which `settled` has returned, fail: the broker's place takes none of them for now.
+
+        So they keep nothing from being acknowledged but what is behind them in their lanes.
+        """
+        refs, lanes = {message.ref for message in rejected}, set[Hashable]()
+        back, kept = list[_Held](), deque[_Held]()
+        for held in self._resolved:
+            if held.message.ref in refs or held.lane.value in lanes:
+                lanes.add(held.lane.value)
+                back.append(held)
+            else:
+                kept.append(held)
+        self._resolved = kept
+        for lane, first in self._unresolve(back).items():
+            self._delay(lane, first, now)
+
     def leave(self, messages: Sequence[Received]) -> None:
         """Forget these, which stay with the broker: they are not handed out again by this producer."""
         self.forget(messages)
@@ -206,10 +228,9 @@ class HeldMessages:
 
     def _delay(self, lane: _Lane, failed: _Held, now: float) -> None:
         """Hand out the lane again, after a delay that doubles each time the same message fails."""
-        lane.failures = lane.failures + 1 if lane.failed_ref == failed.message.ref else 1
-        lane.failed_ref = failed.message.ref
         # The exponent is bounded, because 2.0**1024 raises OverflowError.
-        self._wait_until(lane, now + min(self._retry_s * 2.0 ** min(lane.failures - 1, 64), self._retry_max_s))
+        self._wait_until(lane, now + min(self._retry_s * 2.0 ** min(failed.failures, 64), self._retry_max_s))
+        failed.failures += 1
 
     def _wait_until(self, lane: _Lane, due_at: float) -> None:
         for held in lane.held:
@@ -218,15 +239,19 @@ class HeldMessages:
         self._delayed[lane] = None
 
     def _reopen(self, now: float) -> None:
-        lanes: dict[_Lane, None] = {}
-        for held in reversed(self._resolved):
+        for lane in self._unresolve(self._resolved):
+            self._wait_until(lane, now if lane.due_at is None else lane.due_at)
+        self._resolved.clear()
+
+    def _unresolve(self, resolved: Sequence[_Held]) -> dict[_Lane, _Held]:
+        """Put these before the rest of their lanes; return the first of each lane."""
+        firsts: dict[_Lane, _Held] = {}
+        for held in reversed(resolved):
             held.lane = lane = self._lanes.setdefault(held.lane.value, held.lane)
             held.resolved_at, held.is_rejected = None, False
             lane.held.appendleft(held)
-            lanes[lane] = None
-        self._resolved.clear()
-        for lane in lanes:
-            self._wait_until(lane, now if lane.due_at is None else lane.due_at)
+            firsts[lane] = held
+        return firsts
 
     def _drop_if_empty(self, lane: _Lane) -> None:
         # A lane may be as short-lived as one message: without this the table would grow without bound.

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
-from headgate.brokers.clients.bodies import BODIES, decoded_body
+from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of
 from headgate.brokers.clients.kafka_client import (
     TROUBLE,
     KafkaAdmin,
@@ -45,7 +45,7 @@ from headgate.brokers.threaded import (
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.shared_stream import LanePosition, Undecodable
+from headgate.triggers.shared_stream import LanePosition
 
 __all__ = ["KafkaProducer", "KafkaTrigger"]
 
@@ -215,11 +215,7 @@ class KafkaProducer(ThreadedProducer):
         body, (kind, timestamp_ms) = message.value(), message.timestamp()
         if (too_long := oversized(size, body or b"", self.limits.message_bytes_max)) is not None:
             return too_long
-        decoded = None if body is None else decoded_body(body, self._body)
-        if isinstance(decoded, Undecodable):
-            return decoded
-        return {
-            "body": decoded,
+        rest = {
             "key": _text(message.key()),
             "topic": self._topic,
             "partition": message.partition(),
@@ -227,6 +223,7 @@ class KafkaProducer(ThreadedProducer):
             "timestamp": timestamp_ms / 1000 if kind else None,
             "headers": {name: _text(value) for name, value in headers_of(message)},
         }
+        return event_of(None if body is None else decoded_body(body, self._body), rest)
 
     # --- outcomes -------------------------------------------------------------------------------------------------
 

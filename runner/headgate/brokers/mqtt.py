@@ -22,12 +22,12 @@ from typing import Any, Final
 import structlog
 
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
-from headgate.brokers.clients.bodies import BODIES, decoded_body, field_of, message_key
+from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, message_key
 from headgate.brokers.clients.mqtt_client import (
     TROUBLE,
     MqttClient,
-    MqttLost,
     MqttMessage,
+    MqttPasses,
     MqttTakenOver,
     topic_matches_sub,
 )
@@ -35,11 +35,12 @@ from headgate.brokers.threaded import (
     IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
     BrokerMisconfigured,
+    PlaceRefuses,
     Received,
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.shared_stream import LanePosition, Undecodable
+from headgate.triggers.shared_stream import LanePosition
 
 __all__ = ["MqttProducer", "MqttTrigger"]
 
@@ -247,20 +248,17 @@ class MqttProducer(ThreadedProducer):
         size = len(body) + sum(len(name) + len(value) for name, value in properties.items())
         if (too_long := oversized(size, body, self.limits.message_bytes_max)) is not None:
             return too_long
-        decoded = decoded_body(body, self._body)
-        if isinstance(decoded, Undecodable):
-            return decoded
         # What the broker changes from delivery to delivery is left out (DUP, the rest of the time to live).
         given = vars(message.properties)
         more = {"content_type": "ContentType", "response_topic": "ResponseTopic", "correlation_data": "CorrelationData"}
-        return {
-            "body": decoded,
+        rest = {
             "topic": message.topic,
             "qos": int(message.qos),
             "retain": bool(message.retain),
             "properties": properties,
             **{name: given[each] for name, each in more.items() if each in given},
         }
+        return event_of(decoded_body(body, self._body), rest)
 
     def _key_of(self, message: MqttMessage, properties: dict[str, str]) -> str | None:
         """Return what the publisher has named the message by; None if it has not."""
@@ -305,16 +303,20 @@ class MqttProducer(ThreadedProducer):
 
     def reject(self, messages: Sequence[Received]) -> None:
         """Publish messages to the topic of rejected ones, and acknowledge each when the broker has confirmed that."""
+        self.put_aside(messages, self._publish)
+
+    def _publish(self, message: Received) -> None:
         assert self._dead_letter is not None
-        for message in messages:
-            kept = self._kept[message.ref]
-            given = getattr(kept.properties, "UserProperty", [])
-            properties = [*given, ("headgate-topic", kept.topic)]
-            content_type = getattr(kept.properties, "ContentType", None)
+        kept = self._kept[message.ref]
+        given = getattr(kept.properties, "UserProperty", [])
+        properties = [*given, ("headgate-topic", kept.topic)]
+        content_type = getattr(kept.properties, "ContentType", None)
+        try:
             code = self._client.publish(self._dead_letter, bytes(kept.payload), properties, content_type)
-            if code == NO_SUBSCRIBERS:
-                raise MqttLost(f"nobody subscribes to the topic {self._dead_letter} of dead_letter")
-        self.acknowledge(messages)
+        except MqttPasses as error:
+            raise PlaceRefuses(f"the topic {self._dead_letter} of dead_letter takes no message: {error}") from None
+        if code == NO_SUBSCRIBERS:
+            raise PlaceRefuses(f"nobody subscribes to the topic {self._dead_letter} of dead_letter")
 
     @property
     def _client(self) -> MqttClient:

@@ -13,6 +13,7 @@ a word, and is refused.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,13 +24,14 @@ import structlog
 
 from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
-from headgate.brokers.clients.bodies import BODIES, decoded_body
-from headgate.brokers.clients.nats_client import TROUBLE, ApiError, NatsClient, NatsLost
+from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of
+from headgate.brokers.clients.nats_client import TROUBLE, UNREADABLE, ApiError, NatsClient, NatsLost, sent_bytes
 from headgate.brokers.threaded import (
     IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
     BrokerError,
     BrokerMisconfigured,
+    PlaceRefuses,
     Received,
     ThreadedProducer,
     oversized,
@@ -43,6 +45,8 @@ ACK_WAIT_S: Final = 30.0  # of a consumer that is made
 PULL_EXPIRES_S: Final = 30.0  # the server keeps a request for messages for so long
 PULL_LATE_S: Final = 5.0  # beyond it a request is taken for lost
 PULL_MAX: Final = 250  # messages of one request
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # the client library publishes no other one
+UNFIT: Final = 400  # of an answer to a message that its stream never takes: too long, or the stream is sealed
 FORBIDDEN: Final = frozenset(" \t\r\n.*>/\\")  # in the names of streams and consumers
 
 _log = structlog.get_logger("headgate.brokers.nats")
@@ -287,17 +291,16 @@ class JetStreamProducer(ThreadedProducer):
     def _raw_event(self, message: Any, sequence: int, timestamp_ns: int, size: int) -> Any:
         if (too_long := oversized(size, message.data, self.limits.message_bytes_max)) is not None:
             return too_long
-        body = decoded_body(message.data, self._body)
-        if isinstance(body, Undecodable):
-            return body
-        return {
-            "body": body,
+        rest = {
             "subject": message.subject,
             "stream": self._stream,
             "sequence": sequence,
             "stored_at": timestamp_ns / NS,
-            "headers": dict(message.headers or {}),
+            "headers": {name: value for name, value in (message.headers or {}).items() if name != UNREADABLE},
         }
+        problem = (message.headers or {}).get(UNREADABLE)
+        body = decoded_body(message.data, self._body) if problem is None else Undecodable(problem, message.data)
+        return event_of(body, rest)
 
     # --- outcomes -------------------------------------------------------------------------------------------------
 
@@ -316,16 +319,28 @@ class JetStreamProducer(ThreadedProducer):
 
     def reject(self, messages: Sequence[Received]) -> None:
         """Publish messages to the subject of rejected ones, and acknowledge each when its stream has it."""
+        self.put_aside(messages, self._publish)
+
+    def _publish(self, message: Received) -> None:
         assert self._dead_letter is not None
-        for message in messages:
-            kept = self._kept[message.ref]
-            headers = {name: value for name, value in (kept.headers or {}).items() if not name.startswith("Nats-")}
-            # Published again, it is recognised by that stream for as long as its duplicate window says.
-            headers |= {"Nats-Msg-Id": str(message.key), "Headgate-Subject": kept.subject}
-            answer = msgspec.json.decode(self._client.request(self._dead_letter, kept.data, headers))
-            if answer.get("error"):
-                raise NatsLost(f"dead_letter {self._dead_letter} takes no message: {answer['error']}")
-        self.acknowledge(messages)
+        kept = self._kept[message.ref]
+        given = {name: value for name, value in (kept.headers or {}).items() if HEADER_NAME.fullmatch(name)}
+        headers = {name: value for name, value in given.items() if not name.startswith("Nats-")}
+        # Published again, it is recognised by that stream for as long as its duplicate window says.
+        headers |= {"Nats-Msg-Id": str(message.key), "Headgate-Subject": kept.subject}
+        refusal = f"dead_letter {self._dead_letter} takes no message"
+        if (size := sent_bytes(kept.data, headers)) > (bytes_max := self._client.payload_bytes_max):
+            # The server closes the connection of whoever sends that.
+            raise BrokerMisconfigured(
+                f"{self.name}: {refusal} of {size:,} bytes with its headers, as {message.key} would have: max_payload "
+                f"of the server is {bytes_max:,}"
+            )
+        answer = msgspec.json.decode(self._client.request(self._dead_letter, kept.data, headers))
+        if error := answer.get("error"):
+            refusal += f": {error.get('description')}"
+            if error.get("code") == UNFIT:
+                raise BrokerMisconfigured(f"{self.name}: {refusal} (message {message.key})")
+            raise PlaceRefuses(refusal)
 
     def extend(self, refs: Sequence[Any]) -> None:
         """Tell the server that these are worked on, and those that wait to be handed out."""

@@ -23,10 +23,11 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
-from headgate.brokers.clients.bodies import BODIES, decoded_body, field_of, message_key
+from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, message_key
 from headgate.brokers.clients.rabbitmq_client import (
+    REFUSED,
     TROUBLE,
-    UNDELIVERED,
+    UNROUTABLE,
     BasicProperties,
     Deliver,
     RabbitChannel,
@@ -40,11 +41,11 @@ from headgate.brokers.threaded import (
     IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
     BrokerMisconfigured,
+    PlaceRefuses,
     Received,
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.shared_stream import Undecodable
 
 __all__ = ["RabbitProducer", "RabbitTrigger"]
 
@@ -228,18 +229,15 @@ class RabbitProducer(ThreadedProducer):
         size = len(body) + sum(len(name) + len(str(value)) for name, value in headers.items())
         if (too_long := oversized(size, body, self.limits.message_bytes_max)) is not None:
             return too_long
-        decoded = decoded_body(body, self._body)
-        if isinstance(decoded, Undecodable):
-            return decoded
         given = {name: _plain(getattr(properties, name)) for name in PROPERTIES}
-        return {
-            "body": decoded,
+        rest = {
             "queue": self._queue,
             "exchange": method.exchange,
             "routing_key": method.routing_key,
             "headers": {name: value for name, value in headers.items() if name not in OWN_HEADERS},
             **{name: value for name, value in given.items() if value is not None},
         }
+        return event_of(decoded_body(body, self._body), rest)
 
     def _key_of(self, properties: BasicProperties, headers: dict[str, Any], body: bytes, raw_event: Any) -> str | None:
         """Return what the publisher has named the message by; None if it has not."""
@@ -274,24 +272,28 @@ class RabbitProducer(ThreadedProducer):
 
     def reject(self, messages: Sequence[Received]) -> None:
         """Publish messages to the queue of rejected ones, and acknowledge each when the broker has confirmed that."""
+        self.put_aside(messages, self._publish)
+
+    def _publish(self, message: Received) -> None:
         assert self._publisher is not None
         assert self._dead_letter is not None
+        kept = self._unacknowledged[message.ref]
+        assert kept is not None
+        kept.properties.headers = {
+            **(kept.properties.headers or {}),
+            "x-headgate-queue": self._queue,
+            "x-headgate-exchange": kept.method.exchange,
+            "x-headgate-routing-key": kept.method.routing_key,
+        }
+        kept.properties.delivery_mode = 2
         with translated(f"{self.name}: dead_letter {self._dead_letter}"):
-            for message in messages:
-                if (kept := self._unacknowledged[message.ref]) is None:
-                    raise AssertionError("a message was not kept")
-                kept.properties.headers = {
-                    **(kept.properties.headers or {}),
-                    "x-headgate-queue": self._queue,
-                    "x-headgate-exchange": kept.method.exchange,
-                    "x-headgate-routing-key": kept.method.routing_key,
-                }
-                kept.properties.delivery_mode = 2
-                try:
-                    self._publisher.basic_publish("", self._dead_letter, kept.body, kept.properties, mandatory=True)
-                except UNDELIVERED as error:
-                    raise RabbitPasses(f"the queue {self._dead_letter} takes no message: {error!r}") from None
-        self.acknowledge(messages)
+            try:
+                self._publisher.basic_publish("", self._dead_letter, kept.body, kept.properties, mandatory=True)
+            except REFUSED as error:
+                raise PlaceRefuses(f"the queue {self._dead_letter} of dead_letter is full: {error!r}") from None
+            except UNROUTABLE:
+                # A new connection looks whether it is there.
+                raise RabbitPasses(f"no message comes to the queue {self._dead_letter} of dead_letter") from None
 
     def lag(self) -> int | None:
         """Return the messages of the queue that are ready, and those that we have not acknowledged."""

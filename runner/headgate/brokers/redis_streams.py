@@ -21,21 +21,22 @@ need different names.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
-from headgate.brokers.clients.redis_client import TROUBLE, RedisClient, ask, open_client, run, translated
+from headgate.brokers.clients.bodies import parsed_json
+from headgate.brokers.clients.redis_client import TROUBLE, RedisClient, RedisFull, ask, open_client, run, translated
 from headgate.brokers.threaded import (
     HEAD_BYTES_MAX,
     IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
     BrokerMisconfigured,
+    PlaceRefuses,
     Received,
     ThreadedProducer,
     oversized,
@@ -51,7 +52,8 @@ PING_INTERVAL_S: Final = 1.0  # while as many entries are in flight as may be
 
 _log = structlog.get_logger("headgate.brokers.redis")
 
-Fields = Mapping[bytes, bytes]
+Fields = Sequence[tuple[bytes, bytes]]  # as the server has them: a name may come more than once
+Part = TypeVar("Part")
 
 
 class RedisStreamProducer(ThreadedProducer):
@@ -246,7 +248,7 @@ class RedisStreamProducer(ThreadedProducer):
             self._stream,
             after,
         )
-        return [(entry_id, fields or {}) for _, entries in answer or () for entry_id, fields in entries]
+        return [(entry_id, _pairs(parts)) for _, entries in answer or () for entry_id, parts in entries]
 
     def _claim(self, count_max: int) -> list[tuple[bytes, Fields]]:
         """Take over entries that were handed out to another consumer, which is gone."""
@@ -260,16 +262,18 @@ class RedisStreamProducer(ThreadedProducer):
         if self._claim_from == b"0-0":
             self._claim_at = time.monotonic() + max(CLAIM_INTERVAL_S_MIN, self._claim_idle_s / 2)
         gone = answer[2] if len(answer) > 2 else ()
-        return [(entry_id, fields or {}) for entry_id, fields in (*answer[1], *((each, {}) for each in gone))]
+        # Before Redis 7 an entry that is gone has no id here. It is pending for us then, and read as that.
+        claimed = [(each[0], _pairs(each[1])) for each in answer[1] if each is not None]
+        return [*claimed, *((each, ()) for each in gone)]
 
     def _message(self, entry_id: bytes, fields: Fields) -> Received:
-        size = sum(map(len, fields)) + sum(map(len, fields.values()))
+        size = sum(len(name) + len(value) for name, value in fields)
         digest = hashlib.blake2b(digest_size=8)
-        for part in (part for field in fields.items() for part in field):
+        for part in (part for field in fields for part in field):
             digest.update(len(part).to_bytes(8, "big") + part)
         # A stream that was deleted and made anew may have the same ids, but hardly with the same content.
         content = digest.hexdigest() if fields else "gone"
-        lane = entry_id if self._lane == "message" else self._lane_field and fields.get(self._lane_field)
+        lane = entry_id if self._lane == "message" else self._lane_field and dict(fields).get(self._lane_field)
         key = f"redis:{self._stream}:{entry_id.decode()}:{content}"
         return Received(entry_id, self._raw_event(entry_id, fields, size), key, lane, size)
 
@@ -277,22 +281,24 @@ class RedisStreamProducer(ThreadedProducer):
         """Return what filters get; an `Undecodable` for an entry that is not what ``body`` says."""
         if not fields:
             return Undecodable("the server has dropped the entry before it was handled (a trim?)", entry_id)
-        head = b"\n".join(b"%b: %b" % field for field in fields.items())[:HEAD_BYTES_MAX]
+        head = b"\n".join(b"%b: %b" % field for field in fields)[:HEAD_BYTES_MAX]
         if (too_long := oversized(size, head, self.limits.message_bytes_max)) is not None:
             return too_long
         if self._json_field is None:
             try:
-                named = {name.decode(): value.decode() for name, value in fields.items()}
+                named = _named((name.decode(), value.decode()) for name, value in fields)
             except UnicodeDecodeError as error:
-                return Undecodable(f"a field is not UTF-8: {error.reason}", _text_of(fields))
+                return Undecodable(f"a field is not UTF-8: {error.reason}", _as_it_is(fields))
             return {"id": entry_id.decode(), "stream": self._stream, "fields": named}
-        value = fields.get(self._json_field)
-        if value is None:
-            return Undecodable(f"there is no field {self._json_field.decode()!r}", _text_of(fields))
+        name = self._json_field.decode()
+        values = [value for each, value in fields if each == self._json_field]
+        if len(values) != 1:
+            what = f"is no field {name!r}" if not values else f"are {len(values)} fields {name!r}"
+            return Undecodable(f"there {what}", _as_it_is(fields))
         try:
-            return json.loads(value)
+            return parsed_json(values[0])
         except (ValueError, RecursionError) as error:
-            return Undecodable(f"the field {self._json_field.decode()!r} is not JSON: {error}", _text_of(fields))
+            return Undecodable(f"the field {name!r} is not JSON: {error}", _as_it_is(fields))
 
     # --- outcomes -------------------------------------------------------------------------------------------------
 
@@ -306,24 +312,31 @@ class RedisStreamProducer(ThreadedProducer):
 
         An entry that we do not have any more has been copied: the answer to that was lost with an earlier connection.
         """
+        for number, message in enumerate(messages):
+            try:
+                with translated(self.name):
+                    self._move(message.ref)
+            except RedisFull as error:
+                reason = f"the stream {self._dead_letter} of dead_letter takes no entry: {error}"
+                raise PlaceRefuses(reason, messages[number:]) from None
+
+    def _move(self, entry_id: bytes) -> None:
         assert self._dead_letter is not None
-        with translated(self.name):
-            for message in messages:
-                ref = message.ref
-                if not self._redis.xpending_range(self._stream, self._group, ref, ref, 1, self._consumer):
-                    continue
-                found = run(self._redis, "XRANGE", self._stream, message.ref, message.ref)
-                fields = [part for _, fields in found for field in fields.items() for part in field]
-                origin = ("headgate-stream", self._stream, "headgate-group", self._group, "headgate-id", message.ref)
-                pipeline = self._redis.pipeline(transaction=True)
-                run(pipeline, "XADD", self._dead_letter, "*", *fields, *origin)
-                run(pipeline, "XACK", self._stream, self._group, message.ref)
-                pipeline.execute()
+        if not self._redis.xpending_range(self._stream, self._group, entry_id, entry_id, 1, self._consumer):
+            return
+        found = run(self._redis, "XRANGE", self._stream, entry_id, entry_id)
+        fields = [part for _, parts in found for part in parts]
+        origin = ("headgate-stream", self._stream, "headgate-group", self._group, "headgate-id", entry_id)
+        pipeline = self._redis.pipeline(transaction=True)
+        run(pipeline, "XADD", self._dead_letter, "*", *fields, *origin)
+        run(pipeline, "XACK", self._stream, self._group, entry_id)
+        pipeline.execute()
 
     def lag(self) -> int | None:
         """Return the entries that the group has not got, and those that it has not acknowledged."""
         with translated(self.name):
             _, group = self._look_for_losses()
+            self._look_for_strays()
         if group is None or group.get("lag") is None:
             return None
         return int(group["lag"]) + int(group["pending"])
@@ -346,6 +359,21 @@ class RedisStreamProducer(ThreadedProducer):
             self._lost = lost
         return stream, group
 
+    def _look_for_strays(self) -> None:
+        """Read our pending entries again if there are more than we know of.
+
+        Another process may have read under our name since we have connected: a runner that had lost its right to read,
+        and did not know yet. What it got is nobody's.
+        """
+        known = self.known
+        if self._pending_from is not None or known is None:
+            return
+        consumers = self._redis.xinfo_consumers(self._stream, self._group)
+        pending = sum(int(each["pending"]) for each in consumers if each["name"] == self._consumer.encode())
+        if pending > known:
+            _log.warning("another reader has had entries under our name", stream=self.name, entries=pending - known)
+            self._pending_from = b"0"
+
     @property
     def _redis(self) -> RedisClient:
         assert self._client is not None
@@ -358,7 +386,8 @@ class RedisStreamTrigger(BrokerTrigger):
     ``connection`` names a stored connection (see `headgate.brokers.clients.redis_client`); ``stream`` and ``group``
     must exist, unless ``create`` is true: then they are made, and the stream is read from its beginning. ``consumer``:
     the name under which the group remembers what this reader has. The raw event is ``{"id": str, "stream": str,
-    "fields": {str: str}}``; with ``body="json:FIELD"`` the value of that field, parsed.
+    "fields": {str: str}}``, with a list of values for a field that the entry has more than once; with
+    ``body="json:FIELD"`` the value of that field, parsed.
     ``lane``: ``"stream"`` keeps the order of all entries, ``"field:FIELD"`` that of entries with the same value of the
     field, ``"message"`` none. ``dead_letter``: a stream that gets the entries that subscribers reject; without it they
     become dead letters of headgate. ``claim_idle_s``: take over entries that other consumers of the group have got and
@@ -410,10 +439,26 @@ def _numbers(entry_id: bytes) -> tuple[int, int]:
     return int(milliseconds), int(number or 0)
 
 
-def _text_of(fields: Fields) -> str:
-    """Return an entry as a dead letter shows it, and as a user can write it again."""
-    return json.dumps({_readable(name): _readable(value) for name, value in fields.items()}, ensure_ascii=False)
+def _as_it_is(fields: Fields) -> dict[Any, Any]:
+    """Return an entry as a dead letter has it: what is not UTF-8 is bytes, so that two that differ are told apart."""
+    return _named((_readable(name), _readable(value)) for name, value in fields)
 
 
-def _readable(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
+def _named(fields: Iterable[tuple[Part, Part]]) -> dict[Part, Part | list[Part]]:
+    """Return fields by their names: a value, or all values of one that comes more than once."""
+    found: dict[Part, list[Part]] = {}
+    for name, value in fields:
+        found.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+
+
+def _pairs(parts: Sequence[bytes] | None) -> Fields:
+    """Return the names and values of an entry, which the server sends in turns; none of one that is gone."""
+    return list(zip(parts[::2], parts[1::2], strict=True)) if parts else ()
+
+
+def _readable(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

@@ -28,12 +28,14 @@ import msgspec
 import structlog
 
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
-from headgate.brokers.clients.bodies import decoded_body
+from headgate.brokers.clients.bodies import decoded_body, event_of
 from headgate.brokers.clients.sqs_client import BATCH_MAX, RECEIVE_S_MAX, TROUBLE, SqsClient, SqsPasses, Workers
 from headgate.brokers.threaded import (
     IN_FLIGHT_MAX,
     MESSAGE_BYTES_MAX,
+    BrokerError,
     BrokerMisconfigured,
+    PlaceRefuses,
     Received,
     ThreadedProducer,
     oversized,
@@ -50,6 +52,7 @@ RECEIPTS_MIN: Final = 5  # that a redrive policy must allow, or it is refused
 RECEIPTS_WARNED: Final = 10
 RETENTION_S_WARNED: Final = 86_400  # a queue that drops its messages sooner is warned of
 RECEIVES_MAX: Final = 3  # calls at the same moment while there is much to receive
+END_RECEIVES_S: Final = 1.5  # for receives to end, twice at most: a stream has 4 s for all of its end
 FIFO_RECEIVE_S: Final = 1  # while messages are held: that their group is free again may not end the wait of a call
 TRIES_MAX: Final = 3  # of an item of a batch that SQS has failed to handle
 ATTRIBUTES_MAX: Final = 10  # of one message
@@ -253,17 +256,16 @@ class SqsProducer(ThreadedProducer):
         body = text.encode()
         size = len(body) + sum(len(name) + len(value) for name, value in given.items())
         lane = own.get("MessageGroupId") if self._is_fifo else message_id
-        raw_event: Any = oversized(size, body, self.limits.message_bytes_max) or self._decoded(body)
-        if not isinstance(raw_event, Undecodable):
-            raw_event = {
-                "body": raw_event,
-                "queue": self._queue,
-                "message_id": message_id,
-                "sent_at": int(own["SentTimestamp"]) / 1000,
-                "attributes": given,
-            }
-            if self._is_fifo:
-                raw_event |= {"group": own["MessageGroupId"], "sequence": own["SequenceNumber"]}
+        rest = {
+            "queue": self._queue,
+            "message_id": message_id,
+            "sent_at": int(own["SentTimestamp"]) / 1000,
+            "attributes": given,
+        }
+        if self._is_fifo:
+            rest |= {"group": own["MessageGroupId"], "sequence": own["SequenceNumber"]}
+        too_long = oversized(size, body, self.limits.message_bytes_max)
+        raw_event = event_of(self._decoded(body), rest) if too_long is None else too_long
         return Received(message_id, raw_event, f"{self._arn}:{message_id}", lane, size)
 
     def _decoded(self, body: bytes) -> Any:
@@ -290,14 +292,17 @@ class SqsProducer(ThreadedProducer):
 
         If it fails in between it is called again, and what was sent is not sent again.
         """
-        for message in messages:
-            if (loan := self._loans.get(message.ref)) is None or loan.message is None:
-                continue
-            attributes = dict(loan.message.get("MessageAttributes", {}))
-            for name, text in (("headgate-queue", self._queue), ("headgate-message-id", message.ref)):
-                if len(attributes) < ATTRIBUTES_MAX:
-                    attributes[name] = {"DataType": "String", "StringValue": text}
-            of_fifo = {"MessageGroupId": message.lane, "MessageDeduplicationId": message.ref} if self._is_fifo else {}
+        self.put_aside(messages, self._send)
+
+    def _send(self, message: Received) -> None:
+        if (loan := self._loans.get(message.ref)) is None or loan.message is None:
+            return
+        attributes = dict(loan.message.get("MessageAttributes", {}))
+        for name, text in (("headgate-queue", self._queue), ("headgate-message-id", message.ref)):
+            if len(attributes) < ATTRIBUTES_MAX:
+                attributes[name] = {"DataType": "String", "StringValue": text}
+        of_fifo = {"MessageGroupId": message.lane, "MessageDeduplicationId": message.ref} if self._is_fifo else {}
+        try:
             self._client.call(
                 "send_message",
                 QueueUrl=self._place_url,
@@ -305,8 +310,11 @@ class SqsProducer(ThreadedProducer):
                 MessageAttributes=attributes,
                 **of_fifo,
             )
-            self._loans[message.ref] = loan._replace(message=None)
-        self.acknowledge(messages)
+        except SqsPasses as error:
+            raise PlaceRefuses(f"the queue {self._dead_letter} of dead_letter takes no message: {error}") from None
+        except BrokerError as error:
+            raise type(error)(f"dead_letter {self._dead_letter}: {error}") from None
+        self._loans[message.ref] = loan._replace(message=None)
 
     def leave(self, messages: Sequence[Received]) -> None:
         """Have these come again when their visibility is over, until the queue moves them away."""
@@ -315,16 +323,36 @@ class SqsProducer(ThreadedProducer):
 
     def extend(self, refs: Sequence[Any]) -> None:
         """Have SQS lend for longer what is held, and what waits to be handed out."""
-        held = {*refs, *(message.ref for message in self._waiting)}
+        held = {*refs, *self._waiting_refs}
         # One that was left to the queue comes again and is passed over: its loan is nobody's.
         self._loans = {ref: loan for ref, loan in self._loans.items() if ref in held}
         self._lend(self._loans, self._visibility_s)
 
     def give_back(self, refs: Sequence[Any]) -> None:
-        """Make messages visible at once, so that the next runner gets them without a wait."""
+        """Make messages visible at once, so that the next runner gets them without a wait.
+
+        Our own receives would be the first to get them, as they wait for seconds. So one message for each ends these
+        before all others follow, with what they have brought: each receipt more is counted by a redrive policy.
+        """
+        self._collect_at_end(0.0)
+        deadline = time.monotonic() + END_RECEIVES_S
+        for ref in [*refs, *self._waiting_refs][: len(self._receives)]:
+            self._lend([ref], 0)
+            self._collect_at_end(max(0.0, deadline - time.monotonic()))
+        self._lend((*refs, *self._waiting_refs), 0)
+        if self._receives and refs:
+            # Another reader was faster with what was to end them.
+            self._collect_at_end(END_RECEIVES_S)
+            self._lend(self._waiting_refs, 0)
+
+    @property
+    def _waiting_refs(self) -> list[str]:
+        return [message.ref for message in self._waiting]
+
+    def _collect_at_end(self, wait_s: float) -> None:
+        wait(self._receives, wait_s, FIRST_COMPLETED)
         with contextlib.suppress(*TROUBLE):  # of a receive, which may be over
             self._collect()
-        self._lend((*refs, *(message.ref for message in self._waiting)), 0)
 
     def _lend(self, refs: Iterable[str], seconds: int) -> None:
         now = time.monotonic()

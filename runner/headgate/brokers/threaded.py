@@ -19,13 +19,13 @@ newest delivery of its message (`headgate.brokers.held`).
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, Collection, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Sequence
 from typing import Any, ClassVar
 
 import structlog
 import trio
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable, PlaceRefuses
 from headgate.brokers.broker_thread import BrokerStatistics, BrokerThread, Limits
 from headgate.brokers.checked import CheckedProducer
 from headgate.brokers.held import Delivery, Received
@@ -39,6 +39,7 @@ __all__ = [
     "BrokerMisconfigured",
     "BrokerStatistics",
     "BrokerUnreachable",
+    "PlaceRefuses",
     "Received",
     "ThreadedProducer",
     "oversized",
@@ -50,7 +51,7 @@ MESSAGE_BYTES_MAX = 1024 * 1024  # a longer message is not handed out, and becom
 POLL_S = 0.1  # the longest that one receive may wait: acknowledgements wait as long
 RECONNECT_S = 0.2  # before the second attempt to connect, then twice as long, ...
 RECONNECT_MAX_S = 30.0  # ... up to this
-GIVE_UP_S = 300.0  # trouble for longer than this ends the stream, and its triggers show why
+GIVE_UP_S = 300.0  # trouble for longer than this ends the stream, and its triggers show why; also that of its place
 RETRY_S = 0.1  # before a message that failed is handed out again, then twice as long, ...
 RETRY_MAX_S = 30.0  # ... up to this
 CLOSE_S = 4.0  # below `headgate.streams.group.PRODUCER_CLOSE_TIMEOUT_S`
@@ -70,9 +71,9 @@ class ThreadedProducer(CheckedProducer):
     ``in_flight_bytes_max`` bytes; ``message_bytes_max`` bytes of one message, which the adapter checks by `oversized`;
     ``poll_s`` seconds of one `receive`; ``extend_s`` seconds between two calls of `extend`, a third of the time for
     which the broker lends a message; ``reconnect_s`` to ``reconnect_max_s`` seconds between two attempts to connect;
-    ``give_up_s`` seconds of trouble until the stream ends; ``retry_s`` to ``retry_max_s`` seconds before a message
-    that failed is handed out again; ``close_s`` seconds for the thread to end. Raises ValueError for a limit that is
-    not more than 0.
+    ``give_up_s`` seconds of trouble, or without a place for rejected messages, until the stream ends; ``retry_s`` to
+    ``retry_max_s`` seconds before a message that failed, or that its place has refused, is handed out again;
+    ``close_s`` seconds for the thread to end. Raises ValueError for a limit that is not more than 0.
     """
 
     # Exceptions of the client that end a connection and not the stream: it connects anew.
@@ -147,8 +148,32 @@ class ThreadedProducer(CheckedProducer):
         """Close the client. Called after each failure and at the end, also if `connect` has raised."""
 
     def reject(self, messages: Sequence[Received]) -> None:
-        """Put these into the broker's place for rejected messages, then acknowledge them; if `keeps_rejected`."""
+        """Put these into the broker's place for rejected messages, then acknowledge them; if `keeps_rejected`.
+
+        Raises `PlaceRefuses` if the place does not take all of them for now and the connection is sound: the rest is
+        handed out again later. Most adapters call `put_aside`.
+        """
         raise NotImplementedError(f"{type(self).__name__} sets keeps_rejected and has no reject()")
+
+    def put_aside(self, messages: Sequence[Received], put: Callable[[Received], None]) -> None:
+        """Call ``put`` for each message, then acknowledge those for which it has not raised `PlaceRefuses`.
+
+        Raises that for the others, among which are all that are behind one in its lane (I3).
+        """
+        placed, refused, lanes = list[Received](), list[Received](), set[Hashable]()
+        why: PlaceRefuses | None = None
+        for message in messages:
+            try:
+                if message.lane not in lanes:
+                    put(message)
+            except PlaceRefuses as error:
+                why = error
+                lanes.add(message.lane)
+            (refused if message.lane in lanes else placed).append(message)
+        if placed:
+            self.acknowledge(placed)
+        if why is not None:
+            raise PlaceRefuses(str(why), refused)
 
     def leave(self, messages: Sequence[Received]) -> None:
         """Note that these stay unacknowledged on this connection; for a broker that wants acknowledgements in order."""
@@ -180,6 +205,14 @@ class ThreadedProducer(CheckedProducer):
         self.look()
         lag = self.lag()
         return () if lag is None else (LanePosition(lag=lag),)
+
+    @property
+    def known(self) -> int | None:
+        """How many messages that the broker has given to us are held, or were left to it; None if that is not known.
+
+        For a broker that can say how many it should be; to be asked outside of `receive`.
+        """
+        return self._broker_thread.known
 
     def idle(self) -> None:
         """Keep the connection alive while nothing may be received; called at least every ``poll_s`` seconds."""
@@ -223,6 +256,10 @@ class ThreadedProducer(CheckedProducer):
         """Return what the adapter's `lag` said last."""
         lag = self._broker_thread.statistics().lag
         return None if lag is None else Lag(lag)
+
+    def known_trouble(self) -> str | None:
+        """Return the error with which the thread has lost its connection, or did not get one."""
+        return self._broker_thread.trouble
 
     async def describe(self) -> Sequence[LanePosition]:
         """Ask the adapter's `positions` in a thread, with a connection of its own."""

@@ -23,7 +23,7 @@ import trio
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.checked import CheckedProducer
-from headgate.brokers.clients.bodies import BODIES, decoded_body, field_of, message_key
+from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, message_key
 from headgate.brokers.clients.connecting import check_connection, tls_files
 from headgate.brokers.incoming.listener import (
     Address,
@@ -38,7 +38,7 @@ from headgate.brokers.incoming.listener import (
 from headgate.brokers.incoming.signatures import SCHEMES, Request, SignatureRefused
 from headgate.child.queries import QueryFailed
 from headgate.triggers.named_values import ConnectionMissing
-from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome, Undecodable
+from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome
 
 __all__ = ["WebhookProducer", "WebhookTrigger"]
 
@@ -268,15 +268,13 @@ class WebhookProducer(CheckedProducer):
 
     def _raw_event(self, request: HttpRequest) -> Any:
         decoded = decoded_body(request.body, self._body)
-        if isinstance(decoded, Undecodable):
-            return decoded
         # Only what is the same at each attempt: an event that differs from the one that is stored under its key is a
         # dead letter.
         if self._scheme is not None and isinstance(decoded, dict):
             for name in self._scheme.counters:
                 decoded.pop(name, None)
         headers = {name: value for name, value in request.headers.items() if name in self._headers}
-        return {"body": decoded, "path": request.path, "query": request.query, "headers": headers}
+        return event_of(decoded, {"path": request.path, "query": request.query, "headers": headers})
 
     def _key_of(self, request: HttpRequest) -> str | None:
         """Return what the sender has named the delivery by; None if it has not."""

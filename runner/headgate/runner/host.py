@@ -1,9 +1,8 @@
 """The host of the triggers: one task each, started and cancelled on the supervisor's request.
 
 A trigger fails alone (I9): whatever it raises, at import, in its constructor, while it runs or in its hooks, ends its
-own run, is reported with its traceback, and affects no other trigger. It leaves its shared stream in one of two ways
-(I13): a filter that returned, or whose trigger a user removed, is done with the event that it is working on; one that
-raised, or was cancelled for any other reason, is cut short, and the broker delivers that event again.
+own run, with its traceback. It leaves its shared stream in one of two ways (I13): a filter that returned, or whose
+trigger a user removed, is done with its event; another one is cut short, and the broker delivers that event again.
 
 A trigger of which a task takes one event has fulfilled its purpose with its first, and any trigger with an event that
 ends a task, or that it says is its last: its generator is ended, and its run has returned, whatever happens meanwhile
@@ -22,6 +21,7 @@ import structlog
 import trio
 
 from headgate.child.error_text import describe_error, storable
+from headgate.child.keys import is_storable_key, storable_key
 from headgate.child.logs import SpecNames, naming_trigger, trigger_names
 from headgate.child.output import end_lines
 from headgate.child.queries import secrets
@@ -50,7 +50,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.protocol.values import decode_value, encode_value
 from headgate.runner.black_box import BlackBox
-from headgate.runner.letters import Content, PassedOver, fill, is_storable_key, letter_key, message_content
+from headgate.runner.letters import Content, PassedOver, fill, message_content
 from headgate.runner.loading import load_trigger
 from headgate.runner.outbox import Outbox
 from headgate.runner.pauses import EVENTS_A_STEP, Pauses
@@ -385,7 +385,7 @@ class Host:
                 reason=storable(problem)[:ERROR_CHARS_MAX],
                 payload_bytes=0,
                 payload_head=b"",
-                key=letter_key(key),
+                key=storable_key(key),
                 position=position,
                 kind=kind,
                 is_last=is_last,

@@ -8,7 +8,6 @@ keep it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ from headgate.protocol.errors import ValueTooLong
 from headgate.protocol.link.splitting import fits_frame
 from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
-    KEY_CHARS_MAX,
     LETTER_BYTES_MAX,
     PASSED_OVER_POSITION,
     REFUSED_HEAD_BYTES_MAX,
@@ -72,28 +70,6 @@ def fill(letter: RefusedEvent, contents: Iterable[Content], frame_bytes_max: int
         if head is None and content.data:
             head = msgspec.structs.replace(filled, payload_head=content.data[:REFUSED_HEAD_BYTES_MAX])
     return letter if head is None else head
-
-
-def is_storable_key(key: object) -> bool:
-    """Whether the key of an event can be sent and stored as it is."""
-    if key is None:
-        return True
-    if not isinstance(key, str) or len(key) > KEY_CHARS_MAX:
-        return False
-    return (key.isascii() and "\0" not in key) or storable(key) == key  # the first is true of most, and cheap
-
-
-def letter_key(key: object) -> str | None:
-    """Return the key that a letter of an event with this key has: unchanged if it can be stored, else with a digest.
-
-    Without the digest, two events whose keys begin alike would be taken for one, and one letter for the other.
-    """
-    if not isinstance(key, str):
-        return None
-    if is_storable_key(key):
-        return key
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{storable(key[:KEY_CHARS_MAX])[: KEY_CHARS_MAX - len(digest) - 1]}#{digest}"
 
 
 class PassedOver:

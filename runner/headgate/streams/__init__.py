@@ -13,10 +13,11 @@ The theory of a group, in the order in which it matters:
 - *A failure costs a pause, not an event.* A failed subscriber's shares resolve as failed, so a producer that commits
   cumulatively rewinds. Until the trigger has been restarted and has rejoined, nothing is broadcast, however long that
   takes (`AbsentSubscribers`). A message that it fails on too often is passed over for it (`PassOver`).
-- *The end is one step.* Whatever ends a group (an error of the producer, an advance that fails, the last subscriber,
-  the drain) goes through one synchronous function: the key leaves the table, the ledger closes, the subscribers get
-  their failure (I5). A subscriber that arrives in the next step gets a new group. Afterwards the pump advances what was
-  already resolved, for a limited time, and the producer is closed last.
+  If it was the only subscriber the broker is kept for a minute, so that its messages are handed out again from memory.
+- *The end is one step.* Whatever ends a group (an error of the producer, an advance that fails, the last subscriber if
+  none is waited for, the drain) goes through one synchronous function: the key leaves the table, the ledger closes, the
+  subscribers get their failure (I5). A subscriber that arrives in the next step gets a new group. Afterwards the pump
+  advances what was already resolved, for a limited time, and the producer is closed last.
 - *The lease.* An advance begins only while no other supervisor can have taken over (`Lease`, I10).
 
 The modules, from the inside out: `contract` (the methods of a producer), `ledger` (which subscriber still has to handle

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Any
 
+import structlog
 import trio
 
 from headgate.child.error_text import storable
+from headgate.child.keys import storable_key
 from headgate.protocol.messages.runner import KEY_CHARS_MAX, LANE_CHARS_MAX, POSITION_PARTS_MAX, LaneProgress
 from headgate.streams.contract import SharedStreamProducer
 from headgate.triggers.base import BaseEventTrigger
@@ -81,14 +83,20 @@ def is_progress(lane: object) -> bool:
     )
 
 
-def check_key(key: object, producer: object) -> None:
-    """Raise `TypeError` or `ValueError` if ``event_key`` returned something that is not a key."""
+def message_key(key: object, producer: object) -> str | None:
+    """Return the key of a message as it can be stored: its publisher may have given it any text.
+
+    Raises `TypeError` or `ValueError` if ``event_key`` returned something that is not a key.
+    """
+    if key is None:
+        return None
     if not isinstance(key, str):
         raise TypeError(f"{type(producer).__name__}.event_key must return a str or None, not {shape(key)}")
     if len(key) > KEY_CHARS_MAX:
         raise ValueError(
             f"{type(producer).__name__}.event_key returned {len(key):,} characters; the limit is {KEY_CHARS_MAX:,}"
         )
+    return storable_key(key)
 
 
 def shape(value: Any) -> str:
@@ -100,6 +108,23 @@ def discard_coroutine(value: Any) -> None:
     """Close a coroutine that will not be awaited, so that only the error that follows is reported, not a warning."""
     if inspect.iscoroutine(value):
         value.close()
+
+
+async def close(
+    aclose: Callable[[], Awaitable[object]],
+    scope: trio.CancelScope,
+    log: structlog.typing.FilteringBoundLogger,
+    problem: str,
+) -> None:
+    """Close what belongs to an author. What that raises is logged; only the cancellation of ``scope`` propagates."""
+    try:
+        await aclose()
+    except BaseException as raised:
+        failure, cancelled = split_cancelled(raised)
+        if failure is not None:
+            log.warning(problem, exc_info=failure)
+        if cancelled is not None and scope.cancel_called:
+            raise cancelled from None
 
 
 def split_cancelled(raised: BaseException) -> tuple[BaseException | None, BaseException | None]:

@@ -33,7 +33,7 @@ class AdvanceOutcome:
     def is_clean(self) -> bool:
         """Whether at least one subscriber accepted the event, and none failed or rejected it.
 
-        All zeros (broadcast without subscribers) is not clean: nothing was accepted.
+        All zeros is not clean: nothing was accepted. What nobody gets counts as failed once.
         """
         return self.acked > 0 and self.failed == 0 and self.rejected == 0
 
@@ -41,13 +41,14 @@ class AdvanceOutcome:
 class Undecodable(NamedTuple):
     """A message that the producer cannot decode, which ``open_stream`` yields in place of a raw event.
 
-    No filter gets it. It becomes a dead letter of each subscriber, with ``reason`` and ``content`` (text or bytes), and
-    counts as acked once the letters are stored. If ``is_whole`` is false, ``content`` is the beginning of the message
-    only; then it counts as rejected once they are stored, and the broker has to keep it.
+    No filter gets it. It becomes a dead letter of each subscriber, with ``reason`` and ``content`` (of types with a
+    stored form, as text and bytes), and counts as acked once the letters are stored. If ``is_whole`` is false,
+    ``content`` is the beginning of the message only; then it counts as rejected once they are stored, and the broker
+    has to keep it.
     """
 
     reason: str
-    content: str | bytes
+    content: Any
     is_whole: bool = True
 
 
@@ -170,6 +171,14 @@ class SharedStreamProducer(abc.ABC):
         For people and alerts (``headgate streams list``). Called about once a second between two messages: it must be
         cheap, and neither block nor ask the broker. What it raises counts as None. A
         `headgate.brokers.threaded.ThreadedProducer` has it: its thread asks the adapter's `lag` every 15 s.
+        """
+        return None
+
+    def known_trouble(self) -> str | None:
+        """Return why the producer has no connection to its broker at this moment; None if it has one, or cannot tell.
+
+        For people (``headgate status``), and called as `known_lag` is. What it raises counts as None. A
+        `headgate.brokers.threaded.ThreadedProducer` has it.
         """
         return None
 

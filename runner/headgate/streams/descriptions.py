@@ -17,6 +17,7 @@ from headgate.child.error_text import describe_error, storable
 from headgate.child.queries import secrets
 from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import (
+    CANNOT_TELL,
     DESCRIBED_BYTES_MAX,
     KEY_CHARS_MAX,
     LANE_CHARS_MAX,
@@ -37,8 +38,6 @@ from headgate.streams.group_settings import PRODUCER_CLOSE_TIMEOUT_S, GroupSetti
 DESCRIBE_S = 20.0  # of a broker
 # A broker may say that it has given out messages which are still on their way to the producer: a second look tells.
 SECOND_LOOK_S = 1.0
-
-CANNOT_TELL = "its broker cannot tell how far it is"
 
 
 async def describe_stream(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from headgate.child.error_text import describe_error
+from headgate.child.error_text import describe_error, storable
 from headgate.child.queries import secrets
 from headgate.protocol.messages.runner import (
     HOLDERS_TOLD_MAX,
@@ -65,7 +65,7 @@ class StreamRecord:
         """Count the messages of an advance that has returned."""
         failed = rejected = 0
         for _, outcome in batch:
-            if outcome.failed:
+            if outcome.failed or not (outcome.acked or outcome.rejected):
                 failed += 1
             elif outcome.rejected:
                 rejected += 1
@@ -131,6 +131,7 @@ class StreamRecords:
         identity = key if isinstance(key, StreamIdentity) else StreamIdentity("", repr(key))
         stall, since = holds.get(group.name, (None, None))
         ledger, lag = group.ledger, _lag_of(group.producer)
+        away = secrets.hide(stall.error)[:STREAM_ERROR_CHARS_MAX] if stall is not None and stall.error else None
         due_at = None if ledger is None else ledger.oldest_deadline()
         return StreamFigures(
             stream=identity.digest,
@@ -150,8 +151,8 @@ class StreamRecords:
             failed=record.failed,
             rejected=record.rejected,
             ended=record.ended,
-            last_error=record.last_error,
-            last_error_at=self._wall(record.last_error_at),
+            last_error=record.last_error if away is None else away,
+            last_error_at=self._wall(record.last_error_at if away is None else since),
             progress=progress_of(group.producer),
         )
 
@@ -174,6 +175,14 @@ def _fitting(streams: Iterable[StreamFigures]) -> Iterator[StreamFigures]:
     for stream in streams:
         room -= len(stream.progress)
         yield stream if room >= 0 else replace(stream, progress=())
+
+
+def trouble_of(producer: SharedStreamProducer | None) -> str | None:
+    """Return why the producer has no connection, if it says so in a text that can be told."""
+    with suppress(Exception):
+        trouble = None if producer is None else producer.known_trouble()
+        return None if trouble is None else storable(str(trouble))[:STREAM_ERROR_CHARS_MAX] or "it does not say why"
+    return None
 
 
 def _lag_of(producer: SharedStreamProducer | None) -> Lag | None:

@@ -1,9 +1,9 @@
 """One shared stream: its poll, its subscribers, and the pump that advances the broker.
 
-Two tasks. The *poll* pulls from the producer and broadcasts; the *pump* hands resolved events to
-``producer.advance``, one call at a time (I4). The group ends in one synchronous step, `Group._end`: its key
-leaves the manager's table and its subscribers get their failure before any other task can run (I5). Then the poll ends,
-the pump advances the events that were already resolved, within a time limit, and the producer is closed.
+Two tasks. The *poll* pulls from the producer and broadcasts; the *pump* hands resolved events to ``producer.advance``,
+one call at a time (I4). The group ends in one synchronous step, `Group._end`: its key leaves the manager's table and
+its subscribers get their failure before any other task can run (I5). Then the poll ends, the pump advances the events
+that were already resolved, within a time limit, and the producer is closed.
 
 Both tasks run in a shielded scope. Only `Group.stop` ends the group, and the manager calls it on every way out, so a
 cancellation from outside can never hit the group between two of its steps. The package's docstring has the theory.
@@ -26,10 +26,11 @@ from headgate.streams.contract import (
     SharedStreamProducer,
     SubscriberOverflow,
 )
-from headgate.streams.figures import StreamRecord
+from headgate.streams.figures import StreamRecord, trouble_of
 from headgate.streams.group_settings import (
     ADVANCE_BATCH_EVENTS_MAX,
     BROADCASTS_PER_CHECKPOINT_MAX,
+    DESERTED_S_MAX,
     DRAIN_TIMEOUT_S,
     LEASE_WAIT_S,
     OUTSTANDING_EVENTS_MAX,
@@ -75,6 +76,7 @@ class Group:
         self._has_ended = False
         self._poll_is_over = False
         self._advancing_since: float | None = None
+        self._deserted_since: float | None = None  # nobody was online, and nothing was broadcast since
         self._broadcasts = 0
         self._fullest = 0  # raw events in the fullest queue at the last broadcast; it can only have shrunk since
         self._poll_scope = trio.CancelScope()
@@ -111,8 +113,7 @@ class Group:
     @property
     def has_work(self) -> bool:
         """Whether resolved events are being advanced, or could be now; a lease that is not held may stay so."""
-        lease = self._settings.lease
-        may_advance = lease is None or lease.is_held
+        may_advance = self._settings.lease is None or self._settings.lease.is_held
         return self._advancing_since is not None or (may_advance and self._ledger is not None and self._ledger.is_ready)
 
     def join(self, trigger_id: int) -> Subscription:
@@ -136,25 +137,31 @@ class Group:
         return self._online.get(trigger_id)
 
     def leave(self, trigger_id: int, *, cut_short: bool) -> None:
-        """Remove a subscriber, if it is online; the group ends with the last of them."""
-        subscription = self._online.pop(trigger_id, None)
-        if subscription is None:
+        """Remove a subscriber, if it is online; the group ends with the last of them, unless one is waited for."""
+        if (subscription := self._online.pop(trigger_id, None)) is None:
             return
         subscription.leave()
         if self._ledger is not None:
             self._ledger.leave(account_of(subscription), cut_short=cut_short)
+        self.go_on_or_end()
+
+    def go_on_or_end(self) -> None:
+        """Let the poll check again whether it may continue; end the group if nobody is online, nor waited for.
+
+        If one is waited for, the group ends after `DESERTED_S_MAX`.
+        A new connection costs a delivery of each message that was handed out, of which many brokers count few. On the
+        fast path there is none, and a stream begins as its author has it begin.
+        """
         self._room.unpark_all()
-        if not self._online:
+        if not self._online and (self._ledger is None or not self._settings.absent.of(self.key)):
             self.stop()
+        elif not self._online:
+            self._deserted_since = self._settings.now()
 
     def stop(self) -> None:
         """End the group without a failure: cancel the poll; resolved events are still advanced."""
         self._end(None)
         self._poll_scope.cancel()
-
-    def wake_poll(self) -> None:
-        """Let the poll check again whether it may continue."""
-        self._room.unpark_all()
 
     def expire(self, now: float) -> float | None:
         """Fail every subscriber whose oldest event is due, or whose full queue stalled the group for as long.
@@ -163,7 +170,11 @@ class Group:
         """
         timeout_s = self._settings.ack_timeout_s
         deadlines = [self._expire_advance(now), None if self._ledger is None else self._ledger.expire_departed(now)]
-        # A full queue is harmless if all queues are full, and not the subscriber's fault while nothing is handed out.
+        if (since := self._deserted_since) is not None and not self._online:
+            deadlines.append(since + DESERTED_S_MAX)
+            if since + DESERTED_S_MAX <= now:
+                self.stop()
+        # A full queue is harmless if all are full, and not the subscriber's fault while nothing is handed out.
         stalls = not self._settings.flow.is_stopped and not all(each.is_full for each in self._online.values())
         for subscription in list(self._online.values()):
             if subscription.waits_for_store:
@@ -192,7 +203,8 @@ class Group:
         if self._has_ended or self._settings.flow.is_stopped:
             return None
         absent = self._settings.absent.of(self.key)
-        return find_stall(self.name, absent, self._online, is_at_limit=self.outstanding >= OUTSTANDING_EVENTS_MAX)
+        is_at_limit, trouble = self.outstanding >= OUTSTANDING_EVENTS_MAX, trouble_of(self.producer)
+        return find_stall(self.name, absent, self._online, is_at_limit=is_at_limit, trouble=trouble)
 
     async def run(self) -> None:
         """Run the group until it is closed. Raises nothing, whatever the producer does."""
@@ -232,16 +244,14 @@ class Group:
                 self._settings.end_deadlines.start(subscription, self.key)
 
     def _fail(self, subscription: Subscription, failure: Exception) -> None:
-        """Fail one subscriber. The others do not notice, except that nothing waits for it any more."""
+        """Fail one subscriber. The others do not notice."""
         if self._online.get(subscription.trigger_id) is not subscription:
             return
         del self._online[subscription.trigger_id]
         if self._ledger is not None:
             self._ledger.fail(account_of(subscription))
-        self._room.unpark_all()
-        subscription.fail(failure)
-        if not self._online:
-            self.stop()
+        subscription.fail(failure)  # whoever drives it says now that it is waited for
+        self.go_on_or_end()
 
     # --- the poll --------------------------------------------------------------------------------
 
@@ -304,10 +314,22 @@ class Group:
                 item = await stream.__anext__()
             except StopAsyncIteration:
                 raise RuntimeError("the stream returned; it must yield for ever, or raise") from None
+            failed = self.record.failed
             # Wait for absent subscribers. This follows the pull, which may have begun before they left.
             while self._settings.absent.of(self.key):
                 await self._room.park()
-            self._broadcast(item)
+            if self._deserted_since is not None and await self._has_failed(failed):
+                self._enter(item, [])  # nobody has accepted it: it comes again, behind what is before it in its lane
+            else:
+                self._broadcast(item)
+
+    async def _has_failed(self, before: int) -> bool:
+        """Whether more than ``before`` messages have failed, with nobody left: those that come again are in order."""
+        assert self._ledger is not None
+        while self._ledger.outstanding or self._advancing_since is not None:
+            await self._room.park()
+        self._deserted_since = None
+        return self.record.failed != before
 
     async def _wait_for_room(self) -> None:
         self._broadcasts += 1
@@ -367,9 +389,7 @@ class Group:
         assert producer is not None
         raw_event, broker_payload = checks.pair(item, producer)
         lane = checks.hashable(producer.get_advance_lane(broker_payload), producer)
-        key = producer.event_key(broker_payload)
-        if key is not None:
-            checks.check_key(key, producer)
+        key = checks.message_key(producer.event_key(broker_payload), producer)
         deadline = self._settings.now() + self._settings.ack_timeout_s
         accounts = [account_of(subscription) for subscription in subscriptions]
         return raw_event, self._ledger.add_event(broker_payload, lane, key, deadline, accounts)
@@ -380,14 +400,7 @@ class Group:
         if aclose is None:
             return
         self._poll_scope.deadline = trio.current_time() + STREAM_CLOSE_TIMEOUT_S
-        try:
-            await aclose()
-        except BaseException as raised:
-            failure, cancelled = checks.split_cancelled(raised)
-            if failure is not None:
-                self._log.warning("closing the stream failed", exc_info=failure)
-            if cancelled is not None and self._poll_scope.cancel_called:
-                raise cancelled from None
+        await checks.close(aclose, self._poll_scope, self._log, "closing the stream failed")
 
     # --- the pump --------------------------------------------------------------------------------
 
@@ -480,11 +493,4 @@ class Group:
         if self.producer is None:
             return
         self._close_scope.deadline = trio.current_time() + PRODUCER_CLOSE_TIMEOUT_S
-        try:
-            await self.producer.aclose()
-        except BaseException as raised:
-            failure, cancelled = checks.split_cancelled(raised)
-            if failure is not None:
-                self._log.warning("closing the producer failed", exc_info=failure)
-            if cancelled is not None and self._close_scope.cancel_called:
-                raise cancelled from None
+        await checks.close(self.producer.aclose, self._close_scope, self._log, "closing the producer failed")

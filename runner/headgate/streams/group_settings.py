@@ -28,6 +28,10 @@ BROADCASTS_PER_CHECKPOINT_MAX = 16
 DRAIN_TIMEOUT_S = 10.0
 # How long it waits for the lease to be renewed: an answer takes milliseconds, or never arrives.
 LEASE_WAIT_S = 1.0
+# How long a stream stays open while nobody is online, for a subscriber that is waited for. A trigger that fails on one
+# message is started several times meanwhile, until it is passed over. One that is held may be away for days, and other
+# readers may want what the stream has taken.
+DESERTED_S_MAX = 60.0
 # How long an open_stream that failed may take to unwind, and how long aclose may take.
 STREAM_CLOSE_TIMEOUT_S = 5.0
 PRODUCER_CLOSE_TIMEOUT_S = 5.0

@@ -198,7 +198,7 @@ class SharedStreamManager:
 
         The event it is working on and those it moved past resolve through the persist gate; those it never pulled
         fail, and with ``cut_short`` the one it is working on as well (I13). All of this is done before the first
-        await. With the last subscriber the stream ends, and this waits until it is closed.
+        await. With the last subscriber the stream ends, if none is waited for, and this waits until it is closed.
         """
         self._end_deadlines.cancel(trigger_id)
         group = self._groups.get(key)
@@ -220,7 +220,7 @@ class SharedStreamManager:
         for key in self._absent.remove(trigger_id):
             group = self._groups.get(key)
             if group is not None:
-                group.wake_poll()
+                group.go_on_or_end()
 
     def redeliver(
         self, raw_event: Any, *, trigger_id: int, key: Hashable, message_key: str, message: RedeliveredMessage

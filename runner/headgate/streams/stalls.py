@@ -21,7 +21,8 @@ class Stall:
 
     ``full queue``: these have as many raw events waiting as they may (back-pressure). ``absent subscriber``: these
     failed or are not started, and are waited for (`AbsentSubscribers`). ``unresolved events``: too many events are
-    broadcast and not advanced; these are the triggers that still have to resolve the oldest of them.
+    broadcast and not advanced; these are the triggers that still have to resolve the oldest of them. ``broker away``:
+    the producer has no connection, because of ``error``.
 
     ``since``: by the manager's clock, for a full queue: when it became full, if nothing was pulled from it afterwards.
     """
@@ -30,14 +31,22 @@ class Stall:
     reason: StallReason
     trigger_ids: tuple[int, ...]
     since: float | None = field(default=None, compare=False)
+    error: str = field(default="", compare=False)
 
 
 def find_stall(
-    name: str, absent: Sequence[int], online: Mapping[int, Subscription], *, is_at_limit: bool
+    name: str,
+    absent: Sequence[int],
+    online: Mapping[int, Subscription],
+    *,
+    is_at_limit: bool,
+    trouble: str | None = None,
 ) -> Stall | None:
-    """Return why a stream is stalled, None if it is not: absent subscribers, full queues, or unresolved events."""
+    """Return why a stream is stalled, None if it is not; ``trouble``: why its producer has no connection."""
     if absent:
         return Stall(name, "absent subscriber", tuple(absent))
+    if trouble is not None:
+        return Stall(name, "broker away", (), error=trouble)
     full = {id_: each.full_since for id_, each in online.items() if each.full_since is not None}
     if full:
         return Stall(name, "full queue", tuple(full), since=min(full.values()))
@@ -76,6 +85,8 @@ class StallReports:
             self._report(self._lasting[stream], now)
 
     def _report(self, lasting: _Lasting, now: float) -> None:
+        if lasting.stall.reason == "broker away":
+            return  # the producer logs each attempt
         before, is_absence = lasting.reported_at, lasting.stall.reason == "absent subscriber"
         again_s = ABSENCE_REPORT_AGAIN_S if is_absence else STALL_REPORT_AGAIN_S
         if now - lasting.began_at >= STALL_REPORT_S if before is None else now - before >= again_s:

@@ -12,6 +12,7 @@ import msgspec
 
 from headgate.child.error_text import describe_error, storable
 from headgate.child.queries import secrets
+from headgate.protocol.encoded_values import count_items
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.steps import (
@@ -23,7 +24,7 @@ from headgate.protocol.messages.steps import (
     StepSucceeded,
 )
 from headgate.protocol.messages.task_streams import StreamPart
-from headgate.protocol.values import count_items, decode_value, encode_value
+from headgate.protocol.values import decode_value, encode_value
 from headgate.signals.outgoing import collected
 from headgate.tasks.context import RETURN_VALUE, Context, TaskInstance
 from headgate.tasks.errors import FAIL_METHOD, TaskDeferred, TaskFailed, TaskSkipped

@@ -92,7 +92,7 @@ class DAG:
         self.is_paused_upon_creation = is_paused_upon_creation
         try:
             self.schedule = read_schedule(schedule, self.timezone)
-            self.end_on = tuple(end_rule(rule) for rule in ([end_on] if isinstance(end_on, On) else end_on))
+            self.end_on = tuple(end_rule(rule) for rule in ([end_on] if isinstance(end_on, On | str) else end_on))
         except (TypeError, ValueError) as error:
             raise DagMalformed(dag_id, None, str(error)) from None
         self.to_spec()  # checks the protocol's limits at the author's line

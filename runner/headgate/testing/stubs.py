@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypedDict, assert_never
 import trio
 
 from headgate.child import queries
+from headgate.protocol.encoded_values import count_items
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.maps import Available, Counted, Elements, Worklist
 from headgate.protocol.messages.queries import (
@@ -60,7 +61,7 @@ from headgate.protocol.messages.signals import (
     StoredSignal,
 )
 from headgate.protocol.messages.steps import Emitted
-from headgate.protocol.values import count_items, decode_value, encode_value
+from headgate.protocol.values import decode_value, encode_value
 from headgate.signals import SignalAction, SignalOperator, SignalVersion
 from headgate.signals.listening import NothingMore
 from headgate.signals.outgoing import encoded
@@ -110,13 +111,23 @@ class CreatedRun:
     logical_date: datetime | None
 
 
+def _values_by_key(signals: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
+    """Return what a test gives as the signals sent before. Raises TypeError."""
+    if not isinstance(signals, Mapping):
+        raise TypeError(f"signals are given as lists of values by key, as {{'labels': [1, 2]}}, not {signals!r:.100}")
+    for key, values in signals.items():
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+            raise TypeError(f"the signals of {key!r} are given as a list of values, not {values!r:.100}")
+    return signals
+
+
 class StubSignals:
     """Signals, as a supervisor keeps them. ``sent`` are those of the task or trigger, without what was there before."""
 
     def __init__(self, before: Mapping[str, Sequence[Any]]) -> None:
         self.sent: list[SignalVersion] = []
         self._versions: dict[tuple[str, str], list[SignalSend]] = {}
-        for key, values in before.items():
+        for key, values in _values_by_key(before).items():
             for value in values:
                 self._add(encoded(key, value, dedup=None, namespace=DEFAULT_NAMESPACE))
 
@@ -198,7 +209,7 @@ def run_on_signal(operator: SignalOperator, signals: Mapping[str, Sequence[Any]]
     """
     rules = [rule for one in operator.signals() if isinstance(rule := one.to_rule(), SignalRule)]
     decided: list[SignalAction] = []
-    for key, values in signals.items():
+    for key, values in _values_by_key(signals).items():
         for version, value in enumerate(values, start=1):
             data = encode_value(value, where=f"the signal {key!r}", bytes_max=SIGNAL_BYTES_MAX)
             for rule in rules:

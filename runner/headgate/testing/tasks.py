@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from headgate.child import queries
+from headgate.protocol.encoded_values import set_items
 from headgate.protocol.messages.runner import FiredEvent, TriggerSpec
 from headgate.protocol.messages.signals import SignalWait
 from headgate.protocol.messages.steps import (
@@ -32,9 +33,10 @@ from headgate.protocol.messages.steps import (
     StepSucceeded,
 )
 from headgate.protocol.messages.task_streams import StreamPart
-from headgate.protocol.values import decode_value, encode_value, set_items
+from headgate.protocol.values import decode_value, encode_value
 from headgate.signals import SignalVersion
 from headgate.tasks.context import RETURN_VALUE, Context, TaskStream, make_context
+from headgate.tasks.decorators import TaskFunction
 from headgate.tasks.errors import FAIL_METHOD, REASON_EXECUTION_TIMEOUT, REASON_FAILURE, REASON_TIMEOUT
 from headgate.tasks.execution import Resumption, run_step
 from headgate.tasks.graph import Arrows
@@ -292,6 +294,11 @@ class _Trial:
             for value, key in context["ti"].appended_pairs():
                 if key is None or all(key != other for _, other in self._appended):
                     self._appended.append((decode_value(value), key))
+            of_index, limit = self._stubs.of_index, outcome.appended.length_max
+            before = 0 if of_index is None else len(of_index.appended)
+            if before + len(self._appended) > limit:
+                more = f"it appends {len(self._appended):,} values to the {before:,} that are appended to"
+                return self._ended("failed", error=f"{more} {outcome.appended.task_id!r}; the limit is {limit:,}")
         if outcome.emitted is not None:
             self._stubs.emit(outcome.emitted)
         if not isinstance(outcome, StepFailed):
@@ -397,10 +404,10 @@ class _Trial:
                 f"{name}, {deferred.classpath}, has fired nothing within {timedelta(seconds=self._within_s)}"
             )
         elif patience.try_s <= patience.timeout_s:
-            error = f"{EXECUTION_TIMEOUT_OVER}: the trigger that it waited for had not fired"
+            error = f"{EXECUTION_TIMEOUT_OVER}: what it waited for had not come"
             reason = REASON_EXECUTION_TIMEOUT
         else:
-            error, reason = "the trigger had not fired when the timeout of the deferral was over", REASON_TIMEOUT
+            error, reason = "what it waited for had not come when the timeout of the deferral was over", REASON_TIMEOUT
         self._note(deferred, failure=error)
         began_s = self._within_s - patience.within_s
         kwargs = {"error": error, "traceback": trace, "reason": reason, "waited_s": self._clock.now_s - began_s}
@@ -448,6 +455,8 @@ class _Trial:
 
 def _maker(task: Arrows | Callable[[], Arrows]) -> Callable[[], BaseOperator]:
     """Return a function that creates the operator of a step."""
+    if isinstance(task, TaskFunction):
+        raise TypeError(f"{task.__name__} makes a task: give the task itself, dag.tasks[...]")
     if not isinstance(task, Arrows):
         return lambda: _only_task(task())
     pristine = _copied(_only_task(task))

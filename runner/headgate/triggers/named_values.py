@@ -85,14 +85,15 @@ class Connection:
 
     ``scheme://login:password@host:port/schema?key=value``; a missing part is '' (``port``: None).
     ``extra`` are the keys of the query. Of several hosts (``h1:9092,h2:9092``) ``hosts`` has all as pairs of host and
-    port, and ``host`` and ``port`` are the first. Neither repr nor logs show password, extra and the URI itself.
+    port, and ``host`` and ``port`` are the first. Neither repr nor logs show password, extra and the URI itself,
+    nor a login without a password, which may be a token; repr shows no login at all.
     """
 
     name: str
     scheme: str
     host: str
     port: int | None
-    login: str
+    login: str = field(repr=False)
     password: str = field(repr=False)
     schema: str
     extra: dict[str, str] = field(repr=False)

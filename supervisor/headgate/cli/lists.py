@@ -99,12 +99,13 @@ def print_pages(
 ) -> None:
     """Print a long list: JSON lines with all fields of ``kind``, or a table of the columns ``shown``."""
     columns = kind.__struct_fields__
-    if as_json:
-        print_json_lines(fields(row, columns) for row in pages(page, None if everything else limit))
-        return
     # One more than is shown, to be able to say that there are more.
     found = pages(page, None if everything else limit + 1)
     rows = found if everything else islice(found, limit)
-    print_table(rows, columns if wide else shown, wide=wide)
+    if as_json:
+        print_json_lines(fields(row, columns) for row in rows)
+    else:
+        print_table(rows, columns if wide else shown, wide=wide)
     if not everything and next(found, None) is not None:
-        print(f"There are more than these {limit}: --limit and --all show them.")
+        told = sys.stderr if as_json else sys.stdout
+        print(f"There are more than these {limit}: --limit and --all show them.", file=told)

@@ -63,6 +63,8 @@ def json_value(text: str, option: str) -> Any:
         raise CommandError(f"{option}: {half} is half of a surrogate pair, which is not text", exit_code=2) from exc
     except (ValueError, ProtocolError) as exc:
         raise CommandError(f"{option}: {exc}", exit_code=2) from exc
+    except RecursionError:
+        raise CommandError(f"{option}: is nested too deeply", exit_code=2) from None
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:

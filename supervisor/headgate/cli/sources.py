@@ -147,6 +147,17 @@ SOURCES: Final[Mapping[str, Source]] = {
         },
     ),
 }
+# Schemes of connections of the same brokers.
+_MEANT: Final = {
+    "amqp": "rabbitmq",
+    "amqps": "rabbitmq",
+    "postgresql": "postgres",
+    "rediss": "redis",
+    "tls": "nats",
+    "mqtts": "mqtt",
+    "http": "webhook",
+    "https": "webhook",
+}
 
 
 def parse_source(text: str, what: str = "--from") -> tuple[str, dict[str, Any]]:
@@ -169,7 +180,9 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     source = SOURCES.get(found["scheme"])
     if source is None:
         known = ", ".join(f"{name}://" for name in SOURCES)
-        raise ValueError(f"there is no source {found['scheme']}://; there are {known}")
+        meant = _MEANT.get(found["scheme"])
+        more = f"there are {known}" if meant is None else f"did you mean {meant}://? A source names its connection"
+        raise ValueError(f"there is no source {found['scheme']}://; {more}")
     kwargs: dict[str, Any] = {"connection": unquote(found["connection"]), source.path: unquote(found["path"])}
     for name, value in parse_qsl(found["query"] or "", keep_blank_values=True):
         if name in kwargs:

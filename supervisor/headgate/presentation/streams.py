@@ -34,4 +34,5 @@ def hold_text(held: str | None, since: datetime | None, names: Sequence[str]) ->
     if held is None:
         return None
     shown = ", ".join(names[:HOLDERS_SHOWN]) + (", ..." if len(names) > HOLDERS_SHOWN else "")
-    return f"{shown or '?'} ({held}{'' if since is None else f', {age(since)}'})"
+    why = f"{held}{'' if since is None else f', {age(since)}'}"
+    return f"{shown} ({why})" if shown else why

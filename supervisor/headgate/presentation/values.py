@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from headgate.protocol.messages import MALFORMED
 from headgate.protocol.values import decode_value
 
 
@@ -35,7 +36,7 @@ def payload(data: bytes | None) -> Any:
     except Exception:
         try:
             return msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except MALFORMED:
             return _text_of_bytes(data)
 
 

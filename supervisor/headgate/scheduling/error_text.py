@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 _TRACEBACK = "Traceback (most recent call last):"  # also of a group of errors, with more before it
 # The line that Python prints between the error before it and the one that was raised because of it.
 _CAUSED = "The above exception was the direct cause of the following exception:"
+_STREAM_ENDED = "PollTerminated: "  # says nothing beside its cause, which is long enough
+_OF_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+: )")  # before the name of a class
 
 
 def error_line(error: str) -> str:
@@ -20,4 +24,7 @@ def error_line(error: str) -> str:
     if not headline:
         headline = [line for line in lines if line.strip() and not line[0].isspace()][-1:] or lines[-1:]
     text = " ".join(" ".join(headline).split())
-    return text if cause is None else f"{text}, caused by {lines[cause].strip().removeprefix('|').strip()}"
+    if cause is None:
+        return text
+    of = _OF_MODULE.sub("", lines[cause].strip().removeprefix("|").strip())
+    return f"its stream has ended: {of}" if text.startswith(_STREAM_ENDED) else f"{text}, caused by {of}"

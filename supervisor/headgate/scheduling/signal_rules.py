@@ -14,10 +14,11 @@ restarting                    remembered                 remembered             
 ended                         begins anew                begins anew                nothing
 ============================  =========================  =========================  =====================
 
-Of several the order is that in which their signals were sent: a stop takes back the starts before it. With the overlap
+Of several the order is that in which their signals were sent, and of one signal that of the rules: a stop takes back
+what was sent before it, necessary signals as well, whether the rest of them comes before or after it. With the overlap
 ``ignore`` a start is forgotten where it would be remembered; with ``each`` none joins another, and none begins the next
-try of one before it. While the DAG is paused
-nothing begins, and what would begin is remembered.
+try of one before it. While the DAG is paused nothing begins, and what would begin is remembered; in a run that is to
+end nothing begins at all. A stop acts there as well, whatever start comes behind it.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ from headgate.protocol.messages.rules import (
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.scheduling.states import TERMINAL
 
-Moment: TypeAlias = tuple[datetime, int]  # when a signal was sent, and its id; 0 for what is no signal
+# When a signal was sent, and its id, 0 for what is no signal; and the place of its rule among those of the task.
+Moment: TypeAlias = tuple[datetime, int, int]
+BY_HAND_PLACE = -1
 # ``begin``: it starts, from whatever state it is in that is not under way. ``end_and_begin``: its worker, or its
 # trigger, is ended, and it starts as soon as that is gone. ``join``: it is starting anyway. ``stop``: it ends as
 # stopped. ``drop``: nothing is to be done. ``wait``: nothing yet.
 Act: TypeAlias = Literal["begin", "end_and_begin", "join", "stop", "drop", "wait"]
 
-_ALIVE = frozenset({TaskState.SCHEDULED, TaskState.RUNNING, TaskState.DEFERRED})
+ALIVE = frozenset({TaskState.SCHEDULED, TaskState.RUNNING, TaskState.DEFERRED})
 
 
 class Met(NamedTuple):
@@ -87,8 +90,9 @@ def asked(
         necessary = {name: rule for name, rule in named.items() if rule.condition == "necessary"}
         if necessary and is_ready and necessary.keys() <= met.keys():
             is_restart = any(rule.action == "RESTART" for rule in necessary.values())
-            at = max(met[name] for name in necessary)
-            found.append(Met("RESTART" if is_restart else "START", at, frozenset(necessary)))
+            moments = [met[name] for name in necessary]
+            if not any(min(moments) < one.at < max(moments) for one in found if one.action == "STOP"):
+                found.append(Met("RESTART" if is_restart else "START", max(moments), frozenset(necessary)))
     return sorted((one for one in found if one.action != "NONE"), key=lambda one: one.at)
 
 
@@ -102,6 +106,12 @@ def wanted(asked_for: Iterable[Met]) -> Wanted | None:
         else:
             result = Wanted(starts=False, ends=True)
     return result
+
+
+def to_last_stop(asked_for: Sequence[Met]) -> Sequence[Met]:
+    """Return the requests up to the last stop, which takes back those before it; none if there is no stop."""
+    stops = [at for at, one in enumerate(asked_for) if one.action not in STARTING]
+    return asked_for[: stops[-1] + 1] if stops else ()
 
 
 def put_off(asked_for: Sequence[Met], overlap: Overlap) -> frozenset[str]:
@@ -131,7 +141,7 @@ def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, ov
         return "join"
     if state is TaskState.UP_FOR_RETRY and overlap == "each" and not want.ends:
         return "wait"  # its next try is of the start before
-    if state not in _ALIVE:
+    if state not in ALIVE:
         return "begin"
     if want.ends:
         return "end_and_begin"
@@ -139,10 +149,10 @@ def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, ov
 
 
 class Decision(NamedTuple):
-    """What a version does that has met a rule; ``at`` is its moment."""
+    """What a version does that has met a rule; ``at``: when it was sent, and its id."""
 
     action: Action
-    at: Moment
+    at: tuple[datetime, int]
     version: int
     value: bytes
 

@@ -88,6 +88,15 @@ class Drifted(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
+class BrokerAway(msgspec.Struct, frozen=True):
+    """A stream whose producer has had no connection to its broker for ``for_s`` seconds."""
+
+    stream: int
+    name: str
+    for_s: float
+    error: str
+
+
 class StatusFacts(msgspec.Struct, frozen=True):
     """Everything that `problems` looks at. No list has more than `COUNTED_MAX` rows.
 
@@ -102,6 +111,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     unclaimed: tuple[Unclaimed, ...] = ()
     troubled: tuple[TroubledTrigger, ...] = ()
     overdue: tuple[Overdue, ...] = ()
+    away: tuple[BrokerAway, ...] = ()
     drifted: tuple[Drifted, ...] = ()
     letters: tuple[Letters, ...] = ()
     consumers: tuple[TroubledConsumer, ...] = ()
@@ -133,6 +143,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_queues(facts),
         *_unclaimed(facts),
         *_streams(facts.troubled),
+        *_away(facts.away),
         *_triggers(facts.troubled),
         *_tasks(facts.overdue),
         *_drift(facts.drifted),
@@ -246,6 +257,16 @@ def _streams(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
         lines = tuple(problem.text for problem in more)
         found[STREAMS_TOLD_MAX:] = [Problem(more[0].severity, "stream_waits", text, "headgate streams list", lines)]
     return found
+
+
+def _away(away: Sequence[BrokerAway]) -> list[Problem]:
+    if not away:
+        return []
+    worst = max(away, key=lambda one: one.for_s)
+    text = f"the broker of {worst.name} has been away for {span(worst.for_s)}: {worst.error}"
+    text += f"; and those of {counted_rows(away[1:], 'other stream')}" if len(away) > 1 else ""
+    lines = tuple(f"{one.name}: {span(one.for_s)}: {one.error}" for one in away)
+    return [Problem("broken", "broker_away", text, f"headgate streams show {worst.stream}", lines)]
 
 
 def _triggers(troubled: Sequence[TroubledTrigger]) -> list[Problem]:

@@ -77,12 +77,17 @@ class StruckMessage(msgspec.Struct, frozen=True):
 
 
 class StreamFacts(msgspec.Struct, frozen=True):
-    """The shared stream of a trigger. ``triggers`` are open. ``held_up_by``: others that it may wait for, and why."""
+    """The shared stream of a trigger. ``triggers`` are open. ``held_up_by``: others that it may wait for, and why.
+
+    ``away_s``: for how long its broker has been away, and ``away_error`` why; None if it is not.
+    """
 
     name: str
     triggers: int
     owner: Supervisor | None = None
     held_up_by: tuple[tuple[str, str], ...] = ()
+    away_s: float | None = None
+    away_error: str = ""
 
 
 class SignalFacts(msgspec.Struct, frozen=True):
@@ -209,7 +214,8 @@ class RuleFacts(msgspec.Struct, frozen=True):
     """A rule of a task about signals, as ``text``. ``met_version`` has met it, and waits for the task to start.
 
     ``last_version`` is the newest of its key, of which all up to ``seen_version`` were held against it; None for a rule
-    about the end of a task, and for what a user asked for. Users' code may decide about its signals: ``asks`` is "no",
+    about the end of a task or the time, for what a user asked for, and if the run has ended. The next start of a rule
+    about the time is ``due_in_s``. Users' code may decide about its signals: ``asks`` is "no",
     "yes", or "now" if it is asked about the next ones; ``error`` is why it could not, and ``decided`` what it said
     about ``met_version``.
     """
@@ -223,6 +229,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
     asks: Literal["no", "yes", "now"] = "no"
     error: str | None = None
     decided: Action | None = None
+    due_in_s: float | None = None
 
     @property
     def is_met(self) -> bool:

@@ -59,7 +59,7 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
         case _S.FAILED if facts.is_map and (found := why_maps.unexpandable(facts)) is not None:
             return [found]
         case _S.SUCCESS | _S.FAILED | _S.SKIPPED | _S.UPSTREAM_FAILED | _S.REMOVED:
-            return [_ended(facts)]
+            return [*_starts_after_the_pause(facts), _ended(facts)]
         case _:
             assert_never(facts.state)
 
@@ -108,7 +108,7 @@ def _signals(facts: TaskFacts) -> list[Finding]:
     elif needed:
         return [_upstream(facts)] if ready(facts.trigger_rule, _above(facts)) == "wait" else [_about_to("run")]
     text = f"it is started by a signal, and none has met its rules: {'; or '.join(waits)}"
-    next_ = f"`headgate signals send KEY VALUE`; `headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
+    next_ = f"`headgate signals send KEY VALUE`; {_start(facts)}"
     return [Finding("waits_for_signal", text, next_)]
 
 
@@ -120,6 +120,8 @@ def _rule(rule: RuleFacts) -> str:
     held = (
         "" if rule.last_version is None else f"; held against {rule.seen_version:,} of {rule.last_version:,} versions"
     )
+    if rule.due_in_s is not None:
+        held = f"; the next start is due {moment(rule.due_in_s)}"
     action = rule.action if rule.asks == "no" else "on_signal decides"
     asks = "; it is asked about the next" if rule.asks == "now" else ""
     error = "" if rule.error is None else f"; it failed: {rule.error}"
@@ -169,7 +171,7 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
     decision = ready(facts.trigger_rule, _above(facts))
-    if any(rule.starts for rule in facts.rules):
+    if _is_started_by_signals(facts):
         return [*found, *(_signals(facts) if decision in ("wait", "run") or _may_start_anyway(facts) else [])] or [
             _about_to(decision)
         ]
@@ -297,7 +299,10 @@ def _up_for_retry(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[F
     nearer = [*_paused(facts), *([] if nobody is None else [nobody])]
     failed = f"try {facts.try_number} of {facts.tries_max} failed: {shortened(facts.last_error)}"
     if due_s > 0:
-        soon = f"try {facts.try_number + 1} begins {moment(due_s)}; `headgate tasks clear` begins anew at once"
+        at_once = "`headgate tasks clear` begins anew at once"
+        if _is_started_by_signals(facts):  # a clear would have it wait for another signal
+            at_once = f"{_start(facts)} begins it at once"
+        soon = f"try {facts.try_number + 1} begins {moment(due_s)}; {at_once}"
         return [*nearer, Finding("retry_delay", failed, soon)]
     text = f"{failed}; the next try has been due for {span(due_s)}"
     return [*nearer, Finding("retry_due", text, "the scheduler begins it within a second")]
@@ -360,10 +365,27 @@ def _deferred(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
 # --- ended ---------------------------------------------------------------------------------------
 
 
+def _is_started_by_signals(facts: TaskFacts) -> bool:
+    return any(rule.starts for rule in facts.rules)
+
+
 def _again(facts: TaskFacts) -> str:
-    if any(rule.starts for rule in facts.rules):  # a clear alone begins nothing that waits for a signal
-        return f"a signal may start it again, or `headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
-    return AGAIN
+    if not _is_started_by_signals(facts):
+        return AGAIN
+    # A clear alone begins nothing that waits for a signal, and signals count until the run ends.
+    start = _start(facts)
+    return f"a signal may start it again, or {start}" if facts.run_state == "running" else f"{start} starts it again"
+
+
+def _start(facts: TaskFacts) -> str:
+    return f"`headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
+
+
+def _starts_after_the_pause(facts: TaskFacts) -> list[Finding]:
+    """Return a finding if an ended task is to start again as soon as its DAG is not paused any more."""
+    needed = [rule.is_met for rule in facts.rules if rule.is_necessary]
+    is_met = any(rule.is_met and not rule.is_necessary for rule in facts.rules) or (bool(needed) and all(needed))
+    return _paused(facts) if is_met else []
 
 
 def _ended(facts: TaskFacts) -> Finding:

@@ -75,7 +75,7 @@ def _finished(facts: TriggerFacts) -> Finding:
     text = f"it finished {span(facts.finished_age_s)} ago"
     if facts.watcher is None:
         return Finding("finished", text, "nothing: it has ended, and no task waits for it")
-    again = f"remove the watcher {facts.watcher} and add it again to have it run once more"
+    again = f"`headgate watchers restart {facts.watcher}` has it run once more"
     return Finding("finished", text, f"nothing by itself; {again}")
 
 
@@ -107,7 +107,8 @@ def _waits_for_signal(signal: SignalFacts) -> Finding:
     text = f"{text} {signal.seen_version:,}; the newest is {signal.last_version:,}"
     if signal.last_version > signal.seen_version:
         return Finding("signal_unseen", text, "a supervisor looks at it within seconds")
-    return Finding("waits_for_signal", text, f"`headgate signals send {signal.key}` sends one")
+    value = " VALUE" if signal.has_value else ""
+    return Finding("waits_for_signal", text, f"`headgate signals send {signal.key}{value}` sends one")
 
 
 def _unowned_of_stream(stream: StreamFacts, serving: Sequence[Supervisor]) -> Finding | None:
@@ -123,9 +124,16 @@ def _unowned_of_stream(stream: StreamFacts, serving: Sequence[Supervisor]) -> Fi
 
 
 def _stream_waits(facts: TriggerFacts) -> list[Finding]:
-    """Return for whom the stream of a trigger may wait, though the trigger itself is in order."""
+    """Return for what the stream of a trigger may wait, though the trigger itself is in order."""
     if facts.stream is None:
         return []
+    if facts.stream.away_s is not None:
+        text = f"the broker of its stream has been away for {span(facts.stream.away_s)}: {facts.stream.away_error}"
+        return [
+            Finding(
+                "broker_away", text, "it connects again and again; after `give_up_s` the trigger fails with this error"
+            )
+        ]
     mend = "it goes on when that one is mended, paused or removed: `headgate why` of it says more"
     waits = f"its stream {facts.stream.name} waits for"
     return [

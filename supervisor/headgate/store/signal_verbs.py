@@ -182,20 +182,19 @@ class SignalVerbs(Verbs):
             raise ValueRefused(f"the task {row.task_id!r} is not in its DAG any more")
         if row.map_index >= 0 or specs[row.task_id].map is not None:
             raise ValueRefused(f"the task {row.task_id!r} is mapped: `headgate tasks clear` begins its instances again")
-        subscriptions.ask(tx, row.dag_run_id, instance, action)
         acts.asked(tx, instance, action)
-        # Runs are locked last, and this one does not end any more: who ends it has not seen what is asked for.
+        # The run does not end any more: who ends it has not seen what is asked for.
         of_run = select(dag_run.c.ended_at, dag_run.c.is_ending).where(dag_run.c.id == row.dag_run_id)
         run = tx.connection.execute(of_run.with_for_update(key_share=True)).first()
         if run is None:
             raise NoSuchRow("run", str(row.dag_run_id))
-        if run.ended_at is not None:
-            if action == "STOP":
-                subscriptions.take_back(tx, instance, action)
-            else:
-                dags.reopen(tx, row.dag_run_id)
-        elif run.is_ending and action != "STOP":
+        if run.ended_at is not None and action == "STOP":
+            return
+        if run.ended_at is None and run.is_ending and action != "STOP":
             raise ValueRefused("the run is to end: nothing of it starts any more")
+        subscriptions.ask(tx, row.dag_run_id, instance, action)
+        if run.ended_at is not None:
+            dags.reopen(tx, row.dag_run_id)
 
     @acting
     def end_run(self, tx: Tx, run: DagRunId) -> bool:
@@ -217,6 +216,11 @@ class SignalVerbs(Verbs):
         """
         found = signal_log.key_row(tx, key, namespace)
         sending.lock(tx, found.id)
+        start, wait = signal_start.c, signal_wait.c
+        of_key = (wait.namespace == namespace, wait.key == key)
+        runs = select(dag.c.name).join(signal_wait, wait.dag_id == dag.c.id).where(*of_key)
+        if (name := tx.connection.execute(runs.limit(1)).scalar_one_or_none()) is not None:
+            raise SignalKeyInUse(key, f"the DAG {name!r} has runs for its signals")
         if tx.connection.execute(select(has_listener(namespace, key))).scalar_one():
             raise SignalKeyInUse(key)
         sends = select(asset_watcher.c.name).where(
@@ -226,10 +230,8 @@ class SignalVerbs(Verbs):
         )
         if (watcher := tx.connection.execute(sends.limit(1)).scalar_one_or_none()) is not None:
             raise SignalKeyInUse(key, f"the watcher {watcher!r} sends its events under it")
-        start, wait = signal_start.c, signal_wait.c
         tx.connection.execute(delete(signal_start).where(start.namespace == namespace, start.key == key))
         # These are of runs that have ended. Rules are kept: if a run goes on, what was sent before does not count.
-        of_key = (wait.namespace == namespace, wait.key == key)
         tx.connection.execute(delete(signal_wait).where(*of_key, wait.rule.is_(None)))
         tx.connection.execute(update(signal_wait).where(*of_key).values(seen_version=0))
         kept = tx.connection.execute(delete(signal).where(signal.c.key_id == found.id)).rowcount

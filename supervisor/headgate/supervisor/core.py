@@ -431,7 +431,8 @@ class SupervisorCore:
 
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
         trigger_id, is_over = finished.trigger_id, self._is_over(finished.trigger_id, stored)
-        self._log_to_task(trigger_id, "its trigger has ended", outcome=finished.outcome, reason=finished.reason)
+        reason = "nothing waits for it" if finished.reason == "timeout" else finished.reason
+        self._log_to_task(trigger_id, "its trigger has ended", outcome=finished.outcome, reason=reason)
         if is_over:
             finished = msgspec.structs.replace(finished, outcome="returned")
         wait_s = self.assignments.end_run(finished, now)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
-from headgate.brokers.clients.bodies import KEY_CHARS_MAX, decoded_body, field_of, message_key
+from headgate.brokers.clients.bodies import KEY_CHARS_MAX, decoded_body, event_of, field_of, message_key
 from headgate.triggers.shared_stream import Undecodable
 
 
@@ -16,6 +18,10 @@ from headgate.triggers.shared_stream import Undecodable
         (b"\xff", "bytes", b"\xff"),
         ("Å".encode(), "text", "Å"),
         (b"0", "json", 0),
+        (b'{"a": 1.25, "b": -0.0, "c": 1e3, "d": 0.1}', "json", {"a": 1.25, "b": 0.0, "c": 1000.0, "d": 0.1}),
+        (b"123456789012345678.91", "json", Decimal("123456789012345678.91")),
+        (b"[1e400, 9007199254740993]", "json", [Decimal("1e400"), 9007199254740993]),
+        (b'"\\ud83d\\ude00"', "json", "\N{GRINNING FACE}"),
     ],
 )
 def test_an_empty_body_is_one_as_any_other(body: bytes, kind: str, expected: object) -> None:
@@ -29,6 +35,13 @@ def test_an_empty_body_is_one_as_any_other(body: bytes, kind: str, expected: obj
         (b"\xff", "text", "not UTF-8"),
         (b"\xff", "json", ""),
         (b"[" * 100_000, "json", "JSON"),
+        (b'{"a": NaN}', "json", "it has NaN, which is no value of JSON"),
+        (b"[-Infinity]", "json", "it has -Infinity"),
+        (b"1e" + b"9" * 30, "json", "a number beyond all limits"),
+        (b"9" * 5000, "json", "JSON"),
+        (b'{"a": "\\ud800"}', "json", "surrogates not allowed"),
+        (b'{"\\udfff": 1}', "json", "surrogates not allowed"),
+        ('{"a": 1}'.encode("utf-16"), "json", "not UTF-8"),
     ],
 )
 def test_what_cannot_be_decoded_is_kept_whole(body: bytes, kind: str, says: str) -> None:
@@ -36,6 +49,13 @@ def test_what_cannot_be_decoded_is_kept_whole(body: bytes, kind: str, says: str)
     assert isinstance(found, Undecodable)
     assert says in found.reason
     assert found.is_whole
+
+
+def test_the_rest_of_a_message_is_not_lost_with_its_body() -> None:
+    rest = {"headers": {"a": "b"}}
+    assert event_of(1, rest) == {"body": 1, "headers": {"a": "b"}}
+    event = event_of(Undecodable("no JSON", b"{"), rest)
+    assert event == Undecodable("no JSON", {"body": b"{", "headers": {"a": "b"}})
 
 
 def test_a_field_is_a_name_if_it_is_a_text_or_a_number() -> None:

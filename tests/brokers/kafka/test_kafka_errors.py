@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
-from tests.brokers.servers.kafka_mock import FETCH, HEARTBEAT, JOIN_GROUP, OFFSET_COMMIT, MockCluster
+from tests.brokers.servers.kafka_mock import FETCH, HEARTBEAT, JOIN_GROUP, OFFSET_COMMIT, PRODUCE, MockCluster
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
 from headgate.brokers.clients import kafka_group
@@ -102,6 +102,21 @@ def test_a_right_that_is_missing_ends_the_stream_and_is_named(cluster: Cluster, 
         failure = read.failure()
     assert isinstance(failure, BrokerMisconfigured)
     assert "kafka topic orders, group accounting: the broker refuses access" in str(failure)
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION]
+)
+def test_a_place_that_never_takes_a_message_ends_the_stream_and_is_named(cluster: Cluster, code: int) -> None:
+    cluster.create_topic("rejected")
+    cluster.publish(names(1))
+    cluster.fail(PRODUCE, code)
+    short = trigger(dead_letter="rejected", message_bytes_max=1)
+    with Reading(short, uri=cluster.uri, has_restarts=False) as read:
+        failure = read.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert "kafka topic orders, group accounting: dead_letter rejected: " in str(failure)
+    assert cluster.committed() == 0
 
 
 def test_a_reader_that_is_fenced_ends_and_commits_nothing(cluster: Cluster) -> None:

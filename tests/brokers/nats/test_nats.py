@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+from nats.aio.client import Client as NATS
 from tests.brokers.servers.absent import skip_or_fail
 from tests.brokers.servers.certificates import Certify
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
-from headgate.brokers.clients.nats_client import TROUBLE, NatsClient
+from headgate.brokers.clients.nats_client import NatsClient, NatsLost
 from headgate.brokers.nats import JetStreamProducer, JetStreamTrigger
 from headgate.brokers.threaded import Received
 from headgate.protocol.values import decode_value
-from headgate.testing.brokers.nats_station import NatsAckParser, NatsStation, find_server
+from headgate.testing.brokers.nats_station import SHORT_LIMIT_BYTES, NatsAckParser, NatsStation, find_server
 from headgate.testing.brokers.reading import Reading, names
-from headgate.testing.brokers.station import CONNECTION, ServerProcess, free_port, wait_until
+from headgate.testing.brokers.station import CONNECTION, WITHIN_S, ServerProcess, free_port, wait_until
 from headgate.triggers.named_values import Connection
 
 NS = 1_000_000_000
+PAYLOAD_BYTES_MAX = 1024 * 1024  # of a message with its headers, unless the server is set otherwise
 
 
 def test_the_raw_event_has_body_subject_and_place(station: NatsStation) -> None:
@@ -39,6 +42,72 @@ def test_the_raw_event_has_body_subject_and_place(station: NatsStation) -> None:
     }
     created = station.ask("STREAM.INFO.orders")["created"]
     assert key == f"nats:orders:{created}:1"
+
+
+def publish_unreadable(station: NatsStation, body: bytes) -> None:
+    """Publish messages that would end the reading of the client library."""
+    station.publish_raw(b"PUB orders.\xff %d\r\n%b\r\n" % (len(body), body))
+    for headers in (b"NATS/1.0 \xff\xfe\xfd\r\n\r\n", b"N"):
+        sizes = len(headers), len(headers) + len(body)
+        station.publish_raw(b"HPUB orders.new %d %d\r\n%b%b\r\n" % (*sizes, headers, body))
+
+
+def test_messages_whose_subject_or_headers_cannot_be_read_are_letters_and_hold_up_nothing(
+    station: NatsStation,
+) -> None:
+    publish_unreadable(station, b"hi")
+    station.publish(names(2))
+    with Reading(station.trigger(), uri=station.uri) as read:
+        read.wait_stored(names(2))
+        wait_until(lambda: not station.pending(), "everything is acknowledged")
+        reasons = [letter.reason.partition("decoded: ")[2] for letter in read.letters]
+        assert [(decode_value(each.payload_head)["body"], each.is_whole) for each in read.letters] == [
+            (b"hi", True)
+        ] * 3
+    assert reasons == [
+        r"the subject orders.\xff is not UTF-8",
+        r"the headers b'NATS/1.0 \xff\xfe\xfd\r\n\r\n' cannot be read",
+        "the headers b'N' cannot be read",
+    ]
+    assert station.tap.links == 1
+
+
+def test_messages_whose_subject_or_headers_cannot_be_read_have_a_place(station: NatsStation) -> None:
+    publish_unreadable(station, b"x" * (SHORT_LIMIT_BYTES + 1))  # too long for a letter
+    with Reading(station.trigger(**station.with_place()), uri=station.uri):
+        wait_until(lambda: not station.pending(), "everything is acknowledged")
+    assert len(station.in_place()) == 3
+
+
+def test_a_header_that_cannot_be_published_again_is_left_out_of_the_place(station: NatsStation) -> None:
+    headers = b"NATS/1.0\r\na(b): c\r\ntenant: eu\r\n\r\n"
+    body = b"x" * (SHORT_LIMIT_BYTES + 1)
+    sizes = len(headers), len(headers) + len(body)
+    station.publish_raw(b"HPUB orders.new %d %d\r\n%b%b\r\n" % (*sizes, headers, body))
+    with Reading(station.trigger(**station.with_place()), uri=station.uri):
+        wait_until(lambda: not station.pending(), "it is acknowledged")
+    (kept,) = [base64.b64decode(station.ask("STREAM.MSG.GET.rejected", {"seq": 1})["message"]["hdrs"])]
+    assert b"tenant: eu\r\n" in kept
+    assert b"a(b)" not in kept
+
+
+def test_a_client_that_has_stopped_reading_is_left_at_once(
+    station: NatsStation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ArithmeticError
+
+    def read() -> None:
+        client.publish([(client.subscribe(), b"")])
+        client.wait(WITHIN_S)
+
+    client = NatsClient(Connection.from_uri(CONNECTION, station.uri), "test")
+    try:
+        monkeypatch.setattr(NATS, "_build_message", fail)
+        with pytest.raises(NatsLost, match="stopped reading"):
+            read()
+    finally:
+        client.close()
 
 
 def test_what_is_held_for_longer_than_the_server_lends_is_not_delivered_again(station: NatsStation) -> None:
@@ -154,10 +223,53 @@ def test_certificates_of_both_sides_are_checked(tmp_path: Path, certify: Certify
         assert "another-token" not in str(refused.value)
         with pytest.raises(BrokerMisconfigured, match="the certificate of the server is refused: self-signed"):
             opened(other, client)
-        with pytest.raises((BrokerMisconfigured, *TROUBLE)):  # the server closes the link, and the alert may be lost
+        with pytest.raises(BrokerMisconfigured, match="the server refuses our certificate"):
             opened(server, other)
     finally:
         process.close()
+
+
+def test_a_place_that_is_full_costs_no_connection_and_holds_up_nothing(station: NatsStation) -> None:
+    place = station.with_place()
+    config = station.ask("STREAM.INFO.rejected")["config"]
+    station.ask("STREAM.UPDATE.rejected", config | {"max_msgs": 1, "discard": "new"})
+    long = "x" * (SHORT_LIMIT_BYTES + 1)
+    station._publish([b"y" * (SHORT_LIMIT_BYTES + 1), long.encode()])  # there is room for one of them
+    station.publish(names(3))
+    with structlog.testing.capture_logs() as records, Reading(station.trigger(**place), uri=station.uri) as read:
+        read.wait_stored(names(3))
+        refusal = "dead_letter rejected takes no message: maximum messages"
+        wait_until(lambda: sum(refusal in each.get("error", "") for each in records) > 1, "it is tried again")
+        assert len(station.pending()) == 1
+        station.ask("STREAM.UPDATE.rejected", config)
+        wait_until(lambda: not station.pending(), "it comes to its place once there is room")
+        assert station.tap.links == 1
+    assert long in station.in_place()
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "says"),
+    [
+        ({"max_msg_size": 1_000}, SHORT_LIMIT_BYTES + 1, "message size exceeds maximum"),
+        (
+            {},
+            PAYLOAD_BYTES_MAX,
+            "max_payload of the server is 1,048,576",
+        ),  # which it exceeds with the headers of headgate
+    ],
+)
+def test_a_place_that_never_takes_a_message_ends_the_stream_and_is_named(
+    station: NatsStation, place: dict[str, int], size: int, says: str
+) -> None:
+    station.create_stream("rejected", "rejected", **place)
+    station._publish([b"x" * size])
+    trigger = station.trigger(dead_letter="rejected")
+    with Reading(trigger, uri=station.uri, has_restarts=False) as read:
+        failure = read.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert "jetstream orders, consumer accounting: dead_letter rejected takes no message" in str(failure)
+    assert says in str(failure)
+    assert len(station.pending()) == 1
 
 
 def test_a_message_that_was_put_aside_and_not_acknowledged_is_put_aside_once(

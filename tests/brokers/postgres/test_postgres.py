@@ -15,6 +15,7 @@ from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients import postgres_client
 from headgate.brokers.clients.postgres_client import PostgresClient, PostgresPasses
 from headgate.brokers.postgres import PostgresOutboxProducer, PostgresOutboxTrigger
+from headgate.brokers.threaded import Received
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.postgres_server import USER, why_none
 from headgate.testing.brokers.postgres_station import PASSWORD, PostgresAckParser, PostgresStation
@@ -56,10 +57,19 @@ def connected(station: PostgresStation, **kwargs: Any) -> Iterator[PostgresOutbo
 
 def events(station: PostgresStation, count: int, **kwargs: Any) -> list[Any]:
     """Return the raw events of the rows that are there."""
-    with connected(station, **kwargs) as producer:
-        found = list(producer.receive(count, 0))
-        assert len(found) == count
-        return [message.raw_event for message in found]
+    found: list[Received] = []
+
+    def are_found() -> bool:
+        try:
+            with connected(station, **kwargs) as producer:
+                found.extend(producer.receive(count, 0))
+        except PostgresPasses:  # the server may not have noticed yet that the reader before has left
+            return False
+        return True
+
+    wait_until(are_found, "nobody else reads the table")
+    assert len(found) == count
+    return [message.raw_event for message in found]
 
 
 # --- what rows become ---------------------------------------------------------------------------------
@@ -211,6 +221,53 @@ def test_a_row_whose_rejection_had_no_answer_is_put_aside_once(station: Postgres
         producer.reject(messages)  # as after a connection that was lost before the answer to the first two
     assert sorted(names(3)) == sorted(name for row in station.in_place() for name in names(3) if name in row)
     assert not station.pending()
+
+
+def test_a_row_that_was_put_back_and_is_rejected_again_is_put_aside_again(station: PostgresStation) -> None:
+    station.source.rows("CREATE TABLE orders_rejected (LIKE orders, at bigint GENERATED ALWAYS AS IDENTITY UNIQUE)")
+    with connected(station, dead_letter="orders_rejected") as producer:
+        for name in names(2):
+            station.source.rows(f'INSERT INTO orders (id, payload) VALUES (7, \'{{"message": "{name}"}}\')')
+            producer._look_at = 0.0
+            producer.reject(producer.receive(10, 0))
+            assert not station.pending()
+    assert [name in row for row, name in zip(station.in_place(), names(2), strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "LIKE orders INCLUDING ALL",
+        "LIKE orders, UNIQUE (id) INCLUDE (own)",
+        "LIKE orders, UNIQUE (twice)",
+        "LIKE orders, EXCLUDE (id WITH =)",
+    ],
+)
+def test_a_place_that_could_not_take_a_row_twice_is_refused(station: PostgresStation, key: str) -> None:
+    columns = "own serial, twice bigint GENERATED ALWAYS AS (id * 2) STORED"
+    station.source.rows(f"CREATE TABLE orders_rejected ({columns}, {key})")
+    with (
+        pytest.raises(BrokerMisconfigured, match="dead_letter orders_rejected has the unique key orders_rejected_"),
+        connected(station, dead_letter="orders_rejected"),
+    ):
+        pass
+
+
+def test_a_constraint_that_stands_against_an_outcome_is_named_and_no_row_is_shown(station: PostgresStation) -> None:
+    place = station.with_place()
+    station.publish(names(2))
+    with connected(station, **place) as producer:
+        messages = list(producer.receive(10, 0))
+        station.source.rows("CREATE UNIQUE INDEX once ON orders_rejected ((0))")
+        with pytest.raises(BrokerMisconfigured, match=r'of the table orders_rejected .* unique constraint "once"'):
+            producer.reject(messages)
+        station.source.rows("CREATE TABLE lines (of bigint CONSTRAINT belongs REFERENCES orders)")
+        station.source.rows("INSERT INTO lines VALUES (1)")
+        with pytest.raises(BrokerMisconfigured, match='"belongs" on table "lines"') as refused:
+            producer.acknowledge(messages)
+        station.source.rows("DROP TABLE lines")
+    assert "(id)" not in str(refused.value)
+    assert len(station.pending()) == 2
 
 
 # --- who reads ----------------------------------------------------------------------------------------

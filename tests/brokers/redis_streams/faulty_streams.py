@@ -32,13 +32,18 @@ class Nameless(RedisStreamProducer):
 
 
 class Forgetful(RedisStreamProducer):
-    """After a new connection it does not ask for what is pending."""
+    """It does not ask for what is pending, neither after a new connection nor later."""
 
     handles_survive = False
 
     def connect(self) -> None:
         super().connect()
         self._pending_from = None
+
+    def lag(self) -> int | None:
+        lag = super().lag()
+        self._pending_from = None
+        return lag
 
 
 class Careless(RedisStreamProducer):

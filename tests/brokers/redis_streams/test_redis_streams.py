@@ -15,9 +15,11 @@ import redis
 import structlog
 from tests.brokers.servers.absent import skip_or_fail
 
+from headgate.brokers import broker_thread
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients.redis_client import open_client, run
 from headgate.brokers.redis_streams import RedisStreamProducer, RedisStreamTrigger
+from headgate.brokers.threaded import Received
 from headgate.protocol.values import decode_value
 from headgate.testing import crash_test
 from headgate.testing.brokers.reading import Reading, names
@@ -105,9 +107,41 @@ def test_the_value_of_one_field_may_be_the_event(client: redis.Redis, stream: st
     assert "no JSON" in read.letters[0].payload_head.decode()
 
 
+def test_entries_that_are_not_utf8_are_told_apart_in_their_letters(client: redis.Redis, stream: str) -> None:
+    bodies: list[Any] = [b"\xff\xfe\x01", b"\\xff\xfe\x01", b"\\xff\\xfe\x01"]
+    for body in bodies:
+        client.xadd(stream, {"body": body})
+    with reading(stream, body="json:body") as read:
+        wait_until(lambda: len(read.letters) == 3, "all are letters")
+        found = [decode_value(letter.payload_head)["body"] for letter in read.letters]
+        assert found == [*bodies[:2], bodies[2].decode()]
+        wait_acknowledged(client, stream)
+
+
+def test_a_field_that_an_entry_has_twice_keeps_both_values(client: redis.Redis, stream: str) -> None:
+    parts = ["tag", "a", "message", "one", "tag", "b"]
+    entry_id: Any = run(client, "XADD", stream, "*", *parts)
+    with reading(stream) as read:
+        wait_until(read.payloads, "it is stored")
+        fields = {"tag": ["a", "b"], "message": "one"}
+        assert payloads(read) == [{"id": str(entry_id, "ascii"), "stream": stream, "fields": fields}]
+        wait_acknowledged(client, stream)
+    run(client, "XADD", stream, "*", *parts)
+    with reading(stream, body="json:tag") as read:
+        wait_until(lambda: read.letters, "it is a letter")
+        assert read.letters[0].reason.endswith("there are 2 fields 'tag'")
+        wait_acknowledged(client, stream)
+    run(client, "XADD", stream, "*", *parts)
+    with reading(stream, message_bytes_max=1, dead_letter=f"{stream}-rejected"):
+        wait_until(lambda: client.exists(f"{stream}-rejected"), "it is put aside")
+    with open_client(Connection.from_uri("shop", REDIS_URL)) as unconverted:
+        ((_, copied),) = run(unconverted, "XRANGE", f"{stream}-rejected", "-", "+")
+    assert copied[:6] == [part.encode() for part in parts]
+
+
 def test_entries_of_one_value_of_a_field_are_a_lane(client: redis.Redis, stream: str) -> None:
     producer = RedisStreamProducer(CONNECTION, stream, GROUP, lane="field:customer")
-    entries = [{b"customer": b"a"}, {b"customer": b"b"}, {b"other": b"a"}]
+    entries = [[(b"customer", b"a")], [(b"customer", b"b")], [(b"other", b"a")]]
     assert [producer._message(b"1-0", fields).lane for fields in entries] == [b"a", b"b", None]
     producer = RedisStreamProducer(CONNECTION, stream, GROUP, lane="message")
     assert producer._message(b"1-0", entries[0]).lane == b"1-0"
@@ -115,10 +149,17 @@ def test_entries_of_one_value_of_a_field_are_a_lane(client: redis.Redis, stream:
 
 def test_the_same_id_with_another_content_is_another_message() -> None:
     producer = RedisStreamProducer(CONNECTION, "s", GROUP)
-    entries: list[dict[bytes, bytes]] = [{b"a": b"bc"}, {b"ab": b"c"}, {b"a": b"b", b"c": b""}, {}]
+    entries: list[list[tuple[bytes, bytes]]] = [
+        [(b"a", b"bc")],
+        [(b"ab", b"c")],
+        [(b"a", b"b"), (b"c", b"")],
+        [(b"a", b"1"), (b"a", b"2")],
+        [(b"a", b"2")],
+        [],
+    ]
     keys = {producer._message(b"1-0", fields).key for fields in entries}
     assert len(keys) == len(entries)
-    assert producer._message(b"1-0", entries[0]).key == producer._message(b"1-0", dict(entries[0])).key
+    assert producer._message(b"1-0", entries[0]).key == producer._message(b"1-0", list(entries[0])).key
 
 
 def test_names_as_long_as_may_be_fit_the_key_of_an_event(client: redis.Redis) -> None:
@@ -198,6 +239,60 @@ def test_entries_of_a_consumer_that_is_gone_are_taken_over(client: redis.Redis, 
     with reading(stream, claim_idle_s=0.001) as read:
         read.wait_stored(names(3))
         wait_acknowledged(client, stream)
+
+
+def test_entries_that_are_gone_and_have_no_id_in_the_answer_of_redis_6_are_passed_over_when_they_are_claimed(
+    client: redis.Redis, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RedisStream(client, stream, GROUP).publish(names(1))
+    run(client, "XREADGROUP", "GROUP", GROUP, "gone", "STREAMS", stream, ">")
+    producer = RedisStreamProducer(CONNECTION, stream, GROUP, claim_idle_s=0.001)
+    producer.connection = Connection.from_uri(CONNECTION, REDIS_URL)
+    producer.connect()
+    try:
+        execute: Any = producer._redis.execute_command
+
+        def as_redis_6(*command: Any, **options: Any) -> Any:
+            answer = execute(*command, **options)
+            if command[0] != "XAUTOCLAIM":
+                return answer
+            cursor, claimed, _ = answer
+            return [cursor, [None, *claimed]]
+
+        monkeypatch.setattr(producer._redis, "execute_command", as_redis_6)
+        messages: list[Received] = []
+
+        def is_claimed() -> bool:
+            messages.extend(producer.receive(10, 0.0))
+            return bool(messages)
+
+        wait_until(is_claimed, "it is claimed")
+    finally:
+        producer.disconnect()
+    assert [message.raw_event["fields"]["message"] for message in messages] == names(1)
+
+
+def test_entries_that_another_process_has_read_under_our_name_are_read_without_a_new_connection(
+    client: redis.Redis, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_thread, "LAG_INTERVAL_S", 0.02)
+    broker = RedisStream(client, stream, GROUP)
+    with structlog.testing.capture_logs() as records, reading(stream, is_held=True) as read:
+        broker.publish(names(2))
+        read.wait_stored(names(2))
+        with client.pipeline(transaction=True) as pipeline:  # so that we do not get them before it
+            for name in names(3, 2):
+                pipeline.xadd(stream, {"message": name})
+            run(pipeline, "XREADGROUP", "GROUP", GROUP, "headgate", "COUNT", 2, "STREAMS", stream, ">")
+            pipeline.execute()
+        read.wait_stored(names(5))
+        read.confirm()
+        wait_until(lambda: client.xpending(stream, GROUP)["pending"] == 0, "everything is acknowledged")
+        broker.publish(names(1, 5))
+        read.wait_stored(names(6))
+    told = [(record["event"], record["entries"]) for record in records if "under our name" in record["event"]]
+    assert told == [("another reader has had entries under our name", 2)], "once"
+    assert not [record for record in records if "connected again" in record["event"]]
 
 
 def test_another_reader_of_the_group_under_another_name_shares_the_entries(client: redis.Redis, stream: str) -> None:

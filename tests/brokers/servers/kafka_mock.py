@@ -10,7 +10,7 @@ from typing import Any
 import confluent_kafka
 
 # Numbers of requests.
-FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT = 1, 3, 8, 11, 12
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT = 0, 1, 3, 8, 11, 12
 TEXT_BYTES = 512
 
 

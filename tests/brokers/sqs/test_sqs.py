@@ -18,15 +18,16 @@ import structlog
 from botocore.exceptions import ClientError
 from tests.brokers.servers.certificates import Certify
 
+from headgate.brokers import sqs as module
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients import sqs_client
 from headgate.brokers.clients.sqs_client import SqsClient, SqsPasses
 from headgate.brokers.sqs import HELD_S_MAX, SqsProducer, SqsTrigger, _Loan
-from headgate.brokers.threaded import Received
+from headgate.brokers.threaded import PlaceRefuses, Received
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.reading import Reading, names, subscribers
 from headgate.testing.brokers.sqs_station import GROUPS, REGION, SqsAckParser, SqsStation
-from headgate.testing.brokers.station import CONNECTION, wait_until
+from headgate.testing.brokers.station import CONNECTION, WITHIN_S, wait_until
 from headgate.triggers.named_values import Connection
 
 LONG_S = 3_600
@@ -114,6 +115,21 @@ def test_a_reader_that_ends_in_order_gives_back_what_it_has(station: SqsStation)
         read.wait_stored(names(12))
         assert station.count("ApproximateNumberOfMessages") == 0
     assert station.count("ApproximateNumberOfMessages") == 12
+
+
+def test_what_is_given_back_costs_one_receipt_more_of_one_message(
+    station: SqsStation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "END_RECEIVES_S", WITHIN_S)  # moto looks for messages once a second
+    station.publish(names(3))
+    with Reading(station.trigger(visibility_s=LONG_S), uri=station.uri, is_held=True) as read:
+        read.wait_stored(names(3))
+    wait_until(lambda: station.count("ApproximateNumberOfMessages") == 3, "all are given back")
+    url = station.sqs.get_queue_url(QueueName=station.queue)["QueueUrl"]
+    asked: dict[str, Any] = {"MaxNumberOfMessages": 10, "MessageSystemAttributeNames": ["ApproximateReceiveCount"]}
+    received = station.sqs.receive_message(QueueUrl=url, **asked)["Messages"]
+    receipts = [int(message["Attributes"]["ApproximateReceiveCount"]) for message in received]
+    assert sorted(receipts) in ([2, 2, 2], [2, 2, 3])
 
 
 def test_a_message_that_the_queue_moves_away_next_is_warned_of(station: SqsStation) -> None:
@@ -219,15 +235,15 @@ def test_what_was_put_aside_before_a_failure_is_not_put_aside_again(
         wait_until(are_received, "all are received")
         call, calls = producer._client.call, []
 
-        def throttled(operation: str, **arguments: Any) -> Any:
+        def failing_call(operation: str, **arguments: Any) -> Any:
             calls.append(operation)
             if calls.count("send_message") == 3:
-                raise SqsPasses("Throttling")
+                raise ConnectionError("gone")
             return call(operation, **arguments)
 
         with monkeypatch.context() as failing:
-            failing.setattr(producer._client, "call", throttled)
-            with pytest.raises(SqsPasses):
+            failing.setattr(producer._client, "call", failing_call)
+            with pytest.raises(ConnectionError):
                 producer.reject(messages)
         assert "delete_message_batch" not in calls
         producer.reject(messages)
@@ -235,6 +251,23 @@ def test_what_was_put_aside_before_a_failure_is_not_put_aside_again(
         producer.disconnect()
     assert sorted(name for body in station.in_place() for name in names(3) if name in body) == names(3)
     assert not station.pending()
+
+
+def test_what_a_place_refuses_for_now_keeps_nothing_else_from_being_deleted() -> None:
+    class Throttling(FailingSqs):
+        def call(self, operation: str, **arguments: Any) -> None:
+            if arguments["MessageBody"] in self.refuses:
+                raise SqsPasses("ThrottlingException: later")
+
+    sqs = Throttling({}, refuses=["body 1"])
+    producer, messages = producer_of(sqs, 3)
+    producer._dead_letter = "rejected"
+    producer._loans = {ref: loan._replace(message={"Body": f"body {ref[3:]}"}) for ref, loan in producer._loans.items()}
+    messages = [message._replace(lane=message.ref) for message in messages]
+    with pytest.raises(PlaceRefuses, match="the queue rejected of dead_letter takes no message: Throttl") as refused:
+        producer.reject(messages)
+    assert [message.ref for message in refused.value.messages] == list(producer._loans) == ["id-1"]
+    assert sqs.asked == [["receipt-0", "receipt-2"]]
 
 
 def test_what_a_batch_has_failed_on_is_repeated_and_nothing_else() -> None:
@@ -271,6 +304,32 @@ def test_what_a_receive_has_brought_is_kept_if_another_fails_and_given_back_at_t
         assert sqs.seconds == {"receipt-1": 0}
     producer.disconnect()
     assert [message.ref for message in producer._waiting] == list(producer._loans) == ["id-1"]
+    assert producer._receives == {}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_a_receive_gets_of_what_is_given_back_is_given_back_too(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way = Future[Any]()
+
+    class Waking(FailingSqs):
+        def answer(self, entries: Sequence[Any]) -> dict[str, Any]:
+            answer = super().answer(entries)
+            if len(self.asked) == (1 if is_first else 2):  # before that another reader is faster
+                own = {"MessageId": "id-0", "ReceiptHandle": "newer", "Body": "", "Attributes": {"SentTimestamp": "0"}}
+                under_way.set_result(([own], time.monotonic()))
+            return answer
+
+    if not is_first:
+        monkeypatch.setattr(module, "END_RECEIVES_S", 0.01)
+    queue = Waking({})
+    producer, _ = producer_of(queue, 3)
+    producer._receives = {under_way: 10}
+    producer.give_back(list(producer._loans))
+    all_of_them = ["newer" if is_first else "receipt-0", "receipt-1", "receipt-2"]
+    assert queue.asked == [["receipt-0"], all_of_them, *([] if is_first else [["newer"]])]
+    assert set(queue.seconds.values()) == {0}
     assert producer._receives == {}
 
 

@@ -132,6 +132,25 @@ def test_what_is_no_request_for_us_is_answered_by_what_is_wrong(station: Webhook
         assert station.request(b"{}", good).status == 204
 
 
+def test_an_answer_to_head_has_no_body(station: WebhookStation) -> None:
+    with reading(station):
+        for path, status in (("/orders", b"405"), ("/else", b"404")):
+            answer = said(station, b"HEAD %b HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
+            assert answer.startswith(b"HTTP/1.1 %b " % status)
+            assert answer.endswith(b"\r\n\r\n")
+
+
+def test_a_request_with_two_lengths_is_refused_and_nothing_behind_it_is_read(station: WebhookStation) -> None:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in signed("m1", b"{}").items())
+    head = f"POST /orders HTTP/1.1\r\nHost: a\r\n{lines}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"
+    request = head.encode() + b"2\r\n{}\r\n0\r\n\r\n"
+    with reading(station) as read:
+        answer = said(station, request * 2)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert read.payloads() == []
+
+
 def said(station: WebhookStation, request: bytes) -> bytes:
     """Return what is answered to these bytes."""
     with socket.create_connection(("127.0.0.1", station.port), 10) as link:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -23,11 +24,10 @@ from tests.proof import document as proof
 from tests.proof.simulation import judging, records
 from tests.proof.simulation import proof as counts
 from tests.proof.simulation.families import FamilyName, family
-from tests.proof.simulation.mutants import find
 
 MUTANTS = {name: section.mutants for name, section in counts.SECTIONS.items()}
 FAILURES_SHOWN_MAX = 10
-WRITTEN_EVERY = 20_000  # seeds: a long run that is broken off has proven what it has written
+ROW_SEEDS = 5000  # of one row of the document: a long run that is broken off has proven what it has written
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--mutant",
         choices=sorted(bug for mutants in MUTANTS.values() for bug in mutants),
-        help="break the pair on purpose",
+        metavar="NAME",
+        help="break the pair on purpose; docs/proof.md has the names",
     )
     parser.add_argument("--proof", type=Path, nargs="?", const=proof.PATH, help="add what was counted to this document")
     chosen = parser.parse_args(arguments)
@@ -96,16 +97,17 @@ def _run_many(name: FamilyName, seeds: range, jobs: int) -> int:
 
 def _prove(name: FamilyName, seeds: range, jobs: int, path: Path) -> int:
     """Look for the mutants, then judge the seeds; tell the document of it all along."""
-    judging.prepare_process()
-    found = {bug: find(mutant, name) for bug, mutant in MUTANTS[name].items()}
+    found = dict(judging.spread(partial(counts.look_for, name), list(MUTANTS[name]), jobs))
     commit, tally = proof.commit(), Tally(seeds, name)
     counts.write(None, found, path, counts.SECTIONS[name])
+    first, failed = seeds.start, 0
     for judged in tally.judge(jobs):
-        if judged % WRITTEN_EVERY == 0 or judged == len(seeds):
-            last = seeds.start + judged - 1
+        behind = seeds.start + judged
+        if behind - first >= ROW_SEEDS or behind == seeds.stop:
             per_s = round(tally.seeds_per_s)
-            run = counts.Run(seeds.start, last, tally.failed, per_s, proof.now(), commit)
+            run = counts.Run(first, behind - 1, tally.failed - failed, per_s, proof.now(), commit)
             counts.write(run, found, path, counts.SECTIONS[name])
+            first, failed = behind, tally.failed
     survivors = [bug for bug, hit in found.items() if hit is None]
     print(tally)
     print(f"{len(found) - len(survivors)} of {len(found)} mutants found; written to {path}")

@@ -361,6 +361,7 @@ class FailingStore:
         self._store.database.watch(SimulatedFile(world))
         self._connection = _raw()
         self._own_changes = 0
+        self._last_changes = 0  # rows changed by the last verb
         self._by_others: int | None = None  # not looked at yet
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -431,9 +432,10 @@ class FailingStore:
         try:
             return verb()
         finally:
-            self._own_changes += self._connection.total_changes - before
+            self._last_changes = self._connection.total_changes - before
+            self._own_changes += self._last_changes
 
     def _wrote(self, epoch: int, verb: str) -> None:
-        """A verb that writes for an epoch has committed."""
+        """A verb that writes for an epoch has committed, with or without changed rows."""
         self._world.note(records.Wrote(trio.current_time(), epoch, verb))
         self._world.look_at_owners()

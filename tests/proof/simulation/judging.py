@@ -16,9 +16,11 @@ from tests.proof.simulation.records import Record
 from tests.proof.simulation.scenario import Scenario
 
 SEEDS_A_CHUNK = 50  # judged between two reports of a worker process
-# A seed makes some thousand objects that die with it; looking for cycles among them takes longer than it frees.
 ScenarioT = TypeVar("ScenarioT", bound=Scenario)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
+# A seed makes some thousand objects that die with it; looking for cycles among them takes longer than it frees.
 GC_THRESHOLDS = (200_000, 50, 100)
 
 
@@ -139,10 +141,15 @@ def _judge_chunk(name: FamilyName, chunk: range) -> tuple[int, list[Failure]]:
 def judge_many(seeds: range, jobs: int, name: FamilyName = "pair") -> Iterator[tuple[int, list[Failure]]]:
     """Yield, chunk by chunk and in their order, how many seeds were judged and which failed."""
     chunks = [seeds[start : start + SEEDS_A_CHUNK] for start in range(0, len(seeds), SEEDS_A_CHUNK)]
+    yield from spread(partial(_judge_chunk, name), chunks, jobs)
+
+
+def spread(work: Callable[[Item], Result], items: Sequence[Item], jobs: int) -> Iterator[Result]:
+    """Yield what ``work`` returns of each item, in their order, from so many processes."""
     if jobs == 1:
         prepare_process()
-        yield from map(partial(_judge_chunk, name), chunks)
+        yield from map(work, items)
         return
     # Spawned, not forked: a fork would inherit the parent's database.
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=prepare_process) as pool:
-        yield from pool.imap(partial(_judge_chunk, name), chunks)
+        yield from pool.imap(work, items)

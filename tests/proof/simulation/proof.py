@@ -1,8 +1,8 @@
 """The section of ``docs/proof.md`` about the simulation: seeds judged, on which commit, and the mutants found.
 
 A million seeds take hours, so they may be judged in several runs, one after the other or on several days. A row stands
-for one run, and its commit with it; a run over the same seeds again takes the place of the earlier one. A run that
-failed is not forgotten over that: it goes on to stand in a table of its own, which counts for nothing.
+for some thousand seeds of a run, and its commit with it; a run over any of them again takes its place. A row with seeds
+that failed is not forgotten over that: it goes on to stand in a table of its own, which counts for nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.proof import document as proof
 from tests.proof.simulation.families import FamilyName
-from tests.proof.simulation.mutants import MUTANTS, Mutant
+from tests.proof.simulation.mutants import MUTANTS, Mutant, find
 from tests.proof.simulation.tasks.groups.mutants import MUTANTS as GROUP_MUTANTS
 from tests.proof.simulation.tasks.mutants import MUTANTS as TASK_MUTANTS
 from tests.proof.simulation.tasks.signals.jobs.mutants import MUTANTS as JOB_MUTANTS
@@ -96,6 +96,11 @@ SECTIONS: Mapping[FamilyName, Section] = {
 }
 
 
+def look_for(name: FamilyName, bug: str) -> tuple[str, tuple[int, str] | None]:
+    """Return the name of a mutant, and what `find` says of it."""
+    return bug, find(SECTIONS[name].mutants[bug], name)
+
+
 class Run(NamedTuple):
     """Some seeds, from ``first`` to ``last``, judged by one command."""
 
@@ -110,11 +115,6 @@ class Run(NamedTuple):
         judged = f"{self.first:,} to {self.last:,}"
         return f"| {judged} | {self.failed:,} | {self.seeds_per_s} | {self.ended} | `{self.commit}` |"
 
-    def goes_on_from(self, other: Run) -> bool:
-        """Whether this is the row of ``other``, which its command writes anew as it goes on: with all its failures."""
-        same = (other.first, other.commit) == (self.first, self.commit)
-        return same and other.last <= self.last and other.failed <= self.failed
-
 
 class Runs(NamedTuple):
     """The runs that a document tells of: those that count, and those that failed and whose seeds were judged again."""
@@ -125,7 +125,7 @@ class Runs(NamedTuple):
     def with_run(self, new: Run) -> Runs:
         """Return the runs in the order of their seeds, ``new`` in place of those of which it judged seeds again."""
         again = [run for run in self.counted if run.first <= new.last and new.first <= run.last]
-        failed = [run for run in again if run.failed and not new.goes_on_from(run)]
+        failed = [run for run in again if run.failed]
         return Runs(
             sorted([new, *(run for run in self.counted if run not in again)]), sorted([*self.failed_before, *failed])
         )

@@ -1,4 +1,7 @@
-"""Every deliberate bug is found, within its stated number of seeds: otherwise the simulation proves nothing."""
+"""Every deliberate bug is found, within its stated number of seeds: otherwise the simulation proves nothing.
+
+That each still fits the code takes no seed, and is tested with everything else.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from tests.proof import document
 from tests.proof.simulation.families import FamilyName
 from tests.proof.simulation.mutants import find
 from tests.proof.simulation.proof import SECTIONS, found_after
-
-pytestmark = pytest.mark.campaign
 
 MUTANTS_MIN: dict[FamilyName, int] = {"pair": 15, "tasks": 20, "groups": 8, "signals": 72}
 ALL = [(name, mutant) for name, section in SECTIONS.items() for mutant in section.mutants]
@@ -27,6 +28,7 @@ def test_there_are_enough_mutants(name: FamilyName) -> None:
     assert len(SECTIONS[name].mutants) >= MUTANTS_MIN[name]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("name", "mutant"), ALL)
 def test_a_mutant_does_not_survive(name: FamilyName, mutant: str) -> None:
     bug = SECTIONS[name].mutants[mutant]
@@ -34,6 +36,7 @@ def test_a_mutant_does_not_survive(name: FamilyName, mutant: str) -> None:
     assert found is not None, f"no finding says that this is broken: {bug.promise}"
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (1, 4), (51, 4)])
 def test_a_mutant_that_its_last_seed_no_longer_finds_is_looked_for_from_the_first(before: int, after: int) -> None:
     bug = SECTIONS["pair"].mutants["dedup-dropped"]

@@ -47,11 +47,6 @@ def test_a_run_that_failed_still_stands_when_its_seeds_were_judged_again(tmp_pat
     assert "**3,000 seeds, 0 failed**, on 1 commit\n" in text
 
 
-def test_a_row_that_grows_is_no_failure_of_before() -> None:
-    grown = run_of(0, 1999, failed=2)
-    assert Runs([run_of(0, 999, failed=2)], []).with_run(grown) == Runs([grown], [])
-
-
 def test_a_failure_that_does_not_happen_again_on_the_same_commit_still_stands() -> None:
     failed, passed = run_of(0, 999, failed=2), run_of(0, 999)
     assert Runs([failed], []).with_run(passed) == Runs([passed], [failed])

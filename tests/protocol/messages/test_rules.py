@@ -65,6 +65,12 @@ def test_a_part_of_the_value_meets_a_predicate() -> None:
         assert is_met(one, encode_value(value, where="v")) is is_it, value
 
 
+@pytest.mark.parametrize("value", [b"abc", b'"\xff"', b"[" * 20_000 + b"]" * 20_000], ids=["text", "bytes", "deep"])
+def test_a_value_that_cannot_be_read_meets_no_predicate(value: bytes) -> None:
+    assert not is_met(predicate("equal", 1), value)
+    assert is_met(None, value)
+
+
 def test_without_a_predicate_any_value_counts() -> None:
     assert is_met(None, b"null")
     assert decode_predicate(encode_predicate(None)) is None

@@ -219,6 +219,41 @@ async def test_a_message_passed_over_that_cannot_be_kept_is_rejected(autojump_cl
         assert list(rig.broker.outcomes.values()) == [[REJECTED]]
 
 
+@pytest.mark.parametrize("name", ["a\ud800", "a\0b"])
+async def test_a_key_that_cannot_be_stored_is_escaped_and_is_the_same_each_time(
+    autojump_clock: MockClock, name: str
+) -> None:
+    """Its publisher names it as it likes: neither its letter nor the report of a failure may end the runner."""
+
+    class Trigger(Fires):
+        pass
+
+    class Fails(Watcher):
+        async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+            async for message in shared_stream:
+                if message:
+                    raise KeyError(message)
+                yield TriggerEvent(message)
+
+    async with hosting() as rig:
+        rig.broker.event_key = lambda broker_payload: name  # type: ignore[method-assign]
+        await rig.start(Trigger, 1)
+        await rig.publish(1)
+        (event,) = rig.events
+        assert event.key is not None
+        assert event.key.startswith("a\\")
+        await rig.cancel("user")
+        await start_passing_over(rig, Trigger, event.key, trigger_id=2)
+        await rig.publish(2)
+        assert [letter.key for letter in rig.refused] == [event.key]
+        await rig.start(Fails, 3)
+        await rig.publish(3)
+        await rig.until_finished(2)
+        assert rig.finished[-1].message_key == event.key
+        for message in (event, rig.finished[-1], *rig.refused):
+            msgspec.msgpack.encode(message)
+
+
 async def test_while_the_outbox_is_full_nothing_is_passed_over_and_the_subscriber_is_not_failed(
     autojump_clock: MockClock,
 ) -> None:

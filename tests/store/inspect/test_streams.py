@@ -12,6 +12,7 @@ from headgate.presentation.streams import lag_text
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
 from headgate.store.errors import NoSuchRow
 from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
+from headgate.store.inspect.status_facts import AWAY_S
 from headgate.store.inspect.streams import LiveStream
 from headgate.store.store import Store
 
@@ -128,6 +129,26 @@ def test_what_cannot_be_read_of_a_supervisor_is_said_and_the_rest_is_shown(store
     assert "another version of headgate" in found.unreadable
     log = store.inspect.streams()[0]
     assert (log.name, log.subscribers, log.live, log.unreadable) == ("the log", 2, None, found.unreadable)
+
+
+def test_a_broker_that_is_away_is_told_with_the_reason_once_it_lasts(store: Store, clock: Clock) -> None:
+    at = clock().timestamp()
+    away = StreamStatus("d", held="broker away", held_since=at, last_error="OSError: refused")
+    (lease,) = store.inspect.triggerers()
+    store.heartbeat(lease.id, encode_status(SupervisorStatus(streams=(away,), streams_in_all=1)))
+    store.hold_trigger(lease.id, store.inspect.find_trigger("big"), "paused", "")
+
+    def told() -> list[str]:
+        return [one.text for one in store.inspect.status() if one.reason == "broker_away"]
+
+    clock.advance(AWAY_S - 1)
+    assert told() == []
+    clock.advance(1)
+    assert told() == ["the broker of the log has been away for 10 s: OSError: refused"]
+    answer = store.inspect.why_trigger(store.inspect.find_trigger("raw"))
+    assert (answer.reason, "OSError: refused" in answer.headline) == ("broker_away", True)
+    store.heartbeat(lease.id, encode_status(SupervisorStatus()))
+    assert told() == []
 
 
 def test_a_stream_that_nobody_reads_any_more_is_not_listed(store: Store) -> None:

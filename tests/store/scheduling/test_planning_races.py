@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
+import psycopg
 import pytest
+from sqlalchemy import text
 from tests.store import ends
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock
+from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, wait_until_blocked
 from tests.store.scheduling.test_planning import chain
 from tests.store.tasks.test_task_races import Race, clear_in
 from tests.supervisor.tasks_harness import S, body, instance_of, task_states
@@ -20,7 +22,9 @@ from tests.supervisor.tasks_harness import S, body, instance_of, task_states
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.steps import StepSucceeded
 from headgate.store.db.engine import open_engine
+from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx
+from headgate.store.scheduling import planning
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import StepEnd
 
@@ -184,3 +188,54 @@ def test_two_schedulers_and_workers_bring_many_runs_to_their_end(
     assert set(ran.values()) == {1}
     last = race.query("SELECT state, count(*) AS n FROM task_instance WHERE task_id = 'end' GROUP BY state")
     assert last == [{"state": S.SUCCESS.value, "n": 12}]
+
+
+# --- the statement that locks runs shows all else as it was before -------------------------------
+
+ADVISORY = 4711  # the number of a lock by which that statement is held up, between its snapshot and the lock
+
+
+def unpause(race: Planning) -> None:
+    race.two.tasks.set_paused("chain", is_paused=False)
+
+
+def change_file(race: Planning) -> None:
+    race.two.tasks.save_file(race.epoch, "chain.py", [DagSpec("chain", tasks=chain("a", "c"))])
+
+
+def ask_for_a_start(race: Planning) -> None:
+    race.two.signals.ask(instance_of(race.two, race.chain, "b"), "START")
+
+
+@pytest.mark.parametrize(
+    ("has_ended", "change", "states"),
+    [
+        (True, unpause, {"a": "success", "b": "scheduled"}),
+        (False, change_file, {"a": "running", "b": "removed", "c": "none"}),
+        (False, ask_for_a_start, {"a": "running", "b": "scheduled"}),
+    ],
+)
+def test_a_change_while_the_dirty_runs_are_read_is_not_missed(
+    race: Planning,
+    monkeypatch: pytest.MonkeyPatch,
+    has_ended: bool,
+    change: Callable[[Planning], None],
+    states: dict[str, str],
+) -> None:
+    race.mark_run()
+    if has_ended:
+        ends.succeed(race.one.tasks, race.epoch, race.first, race.token)
+        race.one.tasks.set_paused("chain", is_paused=True)
+    read_dirty: Any = planning._DIRTY.for_all._statement
+    held_up = read_dirty.where(text(f"pg_advisory_xact_lock_shared({ADVISORY}) IS NOT NULL"))
+    monkeypatch.setattr(planning._DIRTY, "for_all", Prepared(held_up))
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(race.url) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (ADVISORY,))
+        planned = pool.submit(race.one.scheduling.plan, race.epoch)
+        wait_until_blocked(open_engine(race.url))
+        change(race)
+        other.commit()
+        assert planned.result(WAITED_MAX_S).evaluated >= 1
+    monkeypatch.undo()
+    race.one.scheduling.plan(race.epoch)
+    assert race.states() == states

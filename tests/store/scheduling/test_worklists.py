@@ -17,9 +17,11 @@ from headgate.protocol.messages.dags import XCOM_BYTES_MAX, DagSpec, TaskSpec, T
 from headgate.protocol.messages.maps import INSTANCES_MAX, Concat, MapSpec, Values, Worklist
 from headgate.protocol.messages.steps import Appended, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.store.db.engine import open_engine
+from headgate.store.db.transaction import Tx
 from headgate.store.errors import ValueRefused
+from headgate.store.ids import TaskInstanceId
 from headgate.store.store import Store
-from headgate.store.tasks import user_actions
+from headgate.store.tasks import elements, user_actions
 from headgate.store.tasks.dispatch import TaskToRun
 from headgate.store.tasks.outcomes import StepEnd
 
@@ -125,6 +127,28 @@ def test_a_clear_of_the_task_begins_with_the_first_value(crawl: Crawl) -> None:
     crawl.end(crawl.take(), StepSucceeded())
     assert crawl.instances() == ["success", "removed"]
     assert crawl.own()["state"] == "success"
+
+
+@pytest.mark.parametrize("first", [StepSucceeded, StepSkipped])
+@pytest.mark.parametrize("ends", ["the run", "the task"])
+def test_a_clear_of_what_failed_leaves_what_others_have_appended(
+    crawl: Crawl, ends: str, first: type[StepSucceeded | StepSkipped]
+) -> None:
+    """A user has ended all of the task, so that its own row is cleared with its instances."""
+    crawl.end(crawl.take(), first(appended=crawl.append("b", "c")))
+    if ends == "the run":
+        crawl.store.tasks.cancel_run(crawl.run)
+    else:
+        crawl.store.tasks.mark_map(crawl.run, user_actions.every_instance("each"), "failed")
+        crawl.plan()
+    ended = "success" if first is StepSucceeded else "skipped"
+    assert (crawl.instances(), crawl.own()["state"]) == ([ended, "failed", "failed"], "failed")
+    crawl.store.tasks.clear_many(crawl.run, ["each"], only_failed=True)
+    crawl.plan()
+    assert (crawl.instances(), crawl.values()) == ([ended, "scheduled", "scheduled"], [b'"b"', b'"c"'])
+    task = next(task for task in crawl.dispatch(limit=3) if task.task_id == "each")
+    crawl.end(task, StepSucceeded(appended=crawl.append("d")))
+    assert crawl.instances() == [ended, "success", "running", "scheduled"]
 
 
 def test_an_instance_that_is_cleared_alone_appends_to_what_there_is(crawl: Crawl) -> None:
@@ -273,6 +297,19 @@ def test_a_clear_with_what_is_downstream_clears_later_iterations_of_which_none_m
     assert loop.take().task_id == "after"
 
 
+def test_a_loop_whose_run_was_cancelled_goes_on_where_it_was(store: Store, query: Query) -> None:
+    loop = Looped(store, query)
+    loop.iterate(0)
+    loop.iterate(1)
+    store.tasks.cancel_run(loop.run)
+    store.tasks.clear_many(loop.run, only_failed=True)
+    loop.plan()
+    assert loop.instances("body") == ["success", "success", "scheduled"]
+    loop.iterate(2)
+    loop.iterate(3, is_last=True)
+    assert loop.take().task_id == "after"
+
+
 def test_an_iteration_that_is_cleared_alone_leaves_the_later_ones(store: Store, query: Query) -> None:
     loop = Looped(store, query)
     for index in range(3):
@@ -307,3 +344,34 @@ def test_a_group_appends_to_one_of_its_own_tasks() -> None:
     tasks = group("g", Worklist("x", 1, 9), TaskSpec("a", "Op"))
     with pytest.raises(DagMalformed, match="what is appended to 'x', which is none of its tasks"):
         check_dag(DagSpec("d", tasks=tasks))
+
+
+def test_appends_to_several_tasks_lock_these_in_one_order(
+    store: Store, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two supervisors that store ends of two worklists at a time would wait for each other."""
+    tasks = tuple(TaskSpec(name, "Op", map=MapSpec(Worklist(name, 2, 100))) for name in ("x", "y"))
+    maps = Maps.__new__(Maps)
+    Tasks.__init__(maps, store, query, tasks=tasks)
+    maps.plan()
+    taken = {(task.task_id, task.map_index): task for task in maps.dispatch()}
+
+    def end(task: TaskToRun) -> StepEnd:
+        appended = Appended(task.task_id, (b"1",), (None,), 99)
+        return StepEnd(task.id, task.token, StepSucceeded(appended=appended))
+
+    store.tasks.store_ends(maps.epoch, [end(taken["x", 0])])
+    maps.plan()
+    (newest,) = maps.dispatch()
+    assert (newest.task_id, newest.map_index) == ("x", 2)
+    locked: list[int] = []
+    append = elements.append
+
+    def noting(tx: Tx, instance: TaskInstanceId, appended: Appended) -> None:
+        locked.append(instance)
+        append(tx, instance, appended)
+
+    monkeypatch.setattr(elements, "append", noting)
+    store.tasks.store_ends(maps.epoch, [end(taken["y", 0]), end(newest)])
+    own = query("SELECT id FROM task_instance WHERE map_index = -1 ORDER BY task_id")
+    assert locked == [row["id"] for row in own]

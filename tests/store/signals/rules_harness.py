@@ -36,6 +36,8 @@ def ruled(
 class Jobs:
     """A run with tasks that have rules, and a supervisor that considers signals and evaluates runs."""
 
+    taken = 0  # tasks whose workers or triggers the supervisor is to end
+
     def __init__(self, store: Store, query: Query, *tasks: TaskSpec) -> None:
         self.tasks = Tasks(store, query, tasks=tasks or (ruled(), PLAIN))
         self.store = store
@@ -53,6 +55,7 @@ class Jobs:
         epoch = self.tasks.epoch
         while True:
             planned = self.store.scheduling.plan(epoch)
+            self.taken += planned.taken
             considered = self.store.scheduling.consider_signals(epoch)
             if not (planned.evaluated or considered.has_more or considered.tasks or considered.rules):
                 return

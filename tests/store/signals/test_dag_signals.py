@@ -204,7 +204,7 @@ def test_values_are_kept_though_their_signals_are_cleaned_away(dags: Dags, monke
 def test_a_key_by_which_a_dag_has_runs_is_not_forgotten_and_says_so(dags: Dags) -> None:
     dags.save(EACH)
     dags.send()
-    with pytest.raises(SignalKeyInUse):
+    with pytest.raises(SignalKeyInUse, match="the key 'go' is in use: the DAG 'd' has runs for its signals"):
         dags.store.signals.forget("go")
     (waits,) = dags.store.signals.waiting("go", limit=9)
     assert (waits.dag, waits.run_id, waits.task_id, waits.has_rule) == ("d", None, None, True)

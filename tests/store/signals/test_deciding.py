@@ -211,6 +211,26 @@ def test_a_run_ends_when_what_was_passed_over_is_answered(jobs: Jobs, clock: Clo
     assert (jobs.run_state(), jobs.state()) == ("success", S.SKIPPED)
 
 
+def test_nobody_has_a_question_that_was_passed_over_once_it_is_answered(
+    store: Store, query: Query, clock: Clock
+) -> None:
+    jobs = Jobs(store, query, asking(overlap="each"), PLAIN)
+    jobs.send("drift", 1)
+    question = ask(jobs)
+    clock.advance(1)
+    jobs.store.signals.ask(jobs.id(), "STOP")
+    jobs.settle()
+    clock.advance(1)
+    for key, value in (("labels", 4), ("drift", 2)):
+        jobs.send(key, value)
+        clock.advance(1)
+    assert answer(jobs, question, ["START"]) is None
+    question = ask(jobs)
+    assert asked(question) == [("labels", 1, 4)], "each by itself"
+    assert answer(jobs, question, [], "ValueError: bad") == deciding.Settled(tries=1)
+    assert jobs.store.scheduling.next_due(jobs.tasks.epoch).ask_in_s == pytest.approx(deciding.AGAIN_S, abs=0.1)
+
+
 def test_a_supervisor_asks_what_another_does_not_ask_any_more(jobs: Jobs) -> None:
     other = jobs.tasks.register()
     jobs.send("drift", 1)

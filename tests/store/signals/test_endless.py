@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query
-from tests.store.signals.rules_harness import PLAIN, Jobs
+from tests.store.signals.rules_harness import AGAIN, PLAIN, Jobs
+from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import S, Tasks, clear
 
 from headgate.protocol.messages.dags import TaskSpec
@@ -127,6 +128,18 @@ def test_a_stop_by_hand_and_the_end_of_the_run_end_it_well_unless_it_says_otherw
     jobs.settle()
     assert (jobs.state("two"), jobs.run_state()) == (S(state), state)
     assert not store.signals.end_run(jobs.tasks.run), "it has ended"
+
+
+def test_the_end_of_the_run_ends_it_although_a_signal_then_asks_for_a_restart(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, TaskSpec("job", "Op", endless=True, signals=Rules((AGAIN,))))
+    jobs.send("again")
+    store.tasks.dispatch(jobs.tasks.epoch, limit=0, queues=QUEUES, endless=1)
+    assert jobs.state() is S.RUNNING
+    assert store.signals.end_run(jobs.tasks.run)
+    store.signals.send([new("again")])
+    assert store.scheduling.consider_signals(jobs.tasks.epoch).rules == 1
+    jobs.settle()
+    assert (jobs.states(), jobs.run_state()) == ({"job": S.SKIPPED}, "success")
 
 
 @pytest.mark.parametrize("ends", ["its worker", "its supervisor", "nobody"])

@@ -53,6 +53,8 @@ def test_starts_that_were_missed_are_one_and_the_next_keeps_its_time(store: Stor
     jobs.settle()
     jobs.end(jobs.dispatch())
     assert (jobs.state(), due_in_s(jobs)) == (S.SUCCESS, 40.0)
+    (ref,) = store.inspect.find_tasks("etl", "r1", "job")
+    assert ("rule", "START: every 60 s; the next start is due in 40 s") in store.inspect.why_task(ref).facts
 
 
 def test_a_start_while_it_runs_is_remembered_once(store: Store, query: Query, clock: Clock) -> None:

@@ -9,10 +9,11 @@ from tests.store import ends
 from tests.store.harness import Query
 from tests.store.signals.rules_harness import GO, HALT, PLAIN, Jobs, ruled
 from tests.store.signals.test_sending import new
+from tests.store.tasks.streams_harness import Streams
 from tests.supervisor.tasks_harness import WAIT, S
 
 from headgate.protocol.messages.dags import StartTrigger, TaskSpec
-from headgate.protocol.messages.rules import SignalRule, StoppedAs, TaskRule
+from headgate.protocol.messages.rules import Rules, SignalRule, StoppedAs, TaskRule
 from headgate.protocol.messages.signals import SIGNAL_TRIGGER, Predicate, SignalWait
 from headgate.store.ids import DagRunId
 from headgate.store.store import Store
@@ -122,6 +123,18 @@ def test_a_start_begins_the_next_try_of_what_waits_for_it(store: Store, query: Q
     assert jobs.state() is S.FAILED, "it had one retry"
 
 
+def test_a_remembered_start_begins_the_next_try_of_what_has_failed(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO, retries=1, retry_delay_s=3600.0), PLAIN)
+    jobs.send("go", 1)
+    task = jobs.dispatch()
+    jobs.send("go", 2)
+    assert jobs.state() is S.RUNNING
+    jobs.end(task, S.FAILED)
+    jobs.settle()
+    assert jobs.state() is S.SCHEDULED
+    assert jobs.signals() == ([("go", 2)], [("go", 1)])
+
+
 def test_a_start_of_what_has_ended_begins_it_anew_without_its_values(jobs: Jobs) -> None:
     jobs.send("go", 1)
     task = jobs.dispatch()
@@ -159,9 +172,9 @@ def test_a_restart_ends_what_runs_and_begins_it_anew(jobs: Jobs) -> None:
     jobs.send("go", 1)
     task = jobs.dispatch()
     jobs.send("again", 2)
-    assert jobs.state() is S.RESTARTING
+    assert (jobs.state(), jobs.taken) == (S.RESTARTING, 1)
     jobs.send("go", 3)
-    assert jobs.state() is S.RESTARTING, "its worker is not gone"
+    assert (jobs.state(), jobs.taken) == (S.RESTARTING, 1), "its worker is not gone"
     assert not ends.succeed(jobs.store.tasks, jobs.tasks.epoch, task.id, task.token), "it came too late"
     jobs.settle()
     assert jobs.state() is S.SCHEDULED
@@ -176,7 +189,7 @@ def test_a_restart_ends_the_trigger_of_what_is_deferred_and_begins_it_anew(jobs:
     assert ends.defer(jobs.store.tasks, jobs.tasks.epoch, task.id, task.token, WAIT)
     trigger_id = jobs.row()["trigger_id"]
     jobs.send("again")
-    assert jobs.state() is S.SCHEDULED
+    assert (jobs.state(), jobs.taken) == (S.SCHEDULED, 1)
     assert jobs.tasks.trigger(trigger_id)["removed_at"] is not None, "with its on_kill()"
 
 
@@ -186,7 +199,7 @@ def test_a_restart_begins_what_does_not_run(jobs: Jobs, first: str) -> None:
         jobs.send("go")
         jobs.end(jobs.dispatch())
     jobs.send("again")
-    assert jobs.state() is S.SCHEDULED
+    assert (jobs.state(), jobs.taken) == (S.SCHEDULED, 0)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +212,21 @@ def test_a_stop_ends_what_runs_in_the_state_that_its_author_says(
     jobs.send("go")
     task = jobs.dispatch()
     jobs.send("halt")
-    assert jobs.state() is state
+    assert (jobs.state(), jobs.taken) == (state, 1)
     assert jobs.row()["token"] is None
     assert not ends.succeed(store.tasks, jobs.tasks.epoch, task.id, task.token)
     assert jobs.row()["last_error"] == ("a signal stopped it" if state is S.FAILED else None)
+
+
+def test_a_stop_ends_the_trigger_of_a_stream_that_has_an_event_for_its_task(store: Store, query: Query) -> None:
+    tasks = Streams(store, query, signals=Rules((HALT,), "latest", "skipped"))
+    tasks.stream_it()
+    tasks.fire(1)
+    assert tasks.state() is S.SCHEDULED
+    store.signals.send([new("halt", None)])
+    assert store.scheduling.consider_signals(tasks.epoch).rules == 1
+    assert store.scheduling.plan(tasks.epoch).taken == 1, "its supervisor is to tell the runner"
+    assert (tasks.state(), tasks.is_open()) == (S.SKIPPED, False)
 
 
 @pytest.mark.parametrize("before", ["none", "scheduled", "deferred", "up_for_retry"])
@@ -303,11 +327,34 @@ def test_a_stop_takes_back_no_necessary_signal_that_was_sent_after_it(store: Sto
     assert jobs.signals()[0] == [("model", 3), ("labels", 2)]
 
 
+def test_a_stop_between_necessary_signals_takes_back_the_first_though_all_are_there(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, PLAIN, ruled(MODEL, LABELS, HALT, upstream=("plain",)), TaskSpec("rest", "Op"))
+    jobs.end_plain()
+    store.tasks.set_paused("etl", is_paused=True)
+    store.signals.send([new("model", 1), new("halt"), new("labels", 2)])
+    jobs.settle()
+    assert jobs.state() is S.SKIPPED
+    store.tasks.set_paused("etl", is_paused=False)
+    jobs.settle()
+    assert jobs.state() is S.SKIPPED
+    jobs.send("model", 3)
+    assert jobs.signals()[0] == [("model", 3), ("labels", 2)]
+
+
 def test_a_task_of_necessary_signals_ends_with_what_is_upstream_of_it(store: Store, query: Query) -> None:
     jobs = Jobs(store, query, PLAIN, ruled(MODEL, upstream=("plain",)))
     tasks = {task.task_id: task for task in jobs.tasks.dispatch()}
     jobs.end(tasks["plain"], S.FAILED)
     assert (jobs.state(), jobs.run_state()) == (S.UPSTREAM_FAILED, "failed")
+
+
+def test_a_run_does_not_end_over_a_start_that_its_last_ends_allow(store: Store, query: Query) -> None:
+    below = TaskSpec("below", "Op", upstream=("plain",))
+    job = ruled(MODEL, upstream=("below",), trigger_rule="all_done")
+    jobs = Jobs(store, query, PLAIN, below, job)
+    jobs.send("model")
+    jobs.end(jobs.dispatch("plain"), S.FAILED)
+    assert jobs.states() == {"plain": S.FAILED, "below": S.UPSTREAM_FAILED, "job": S.SCHEDULED}
 
 
 # --- the ends of other tasks --------------------------------------------------------------------

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from tests.store import ends
 from tests.store.harness import Clock, OpenStore, Query
 from tests.store.signals.rules_harness import GO, HALT, PLAIN, Jobs, ruled
 from tests.store.signals.test_sending import new
-from tests.supervisor.tasks_harness import S, clear
+from tests.supervisor.tasks_harness import S, Tasks, clear
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.maps import MapSpec, Values
-from headgate.protocol.messages.rules import SignalRule, TaskRule
+from headgate.protocol.messages.rules import Overlap, SignalRule, TaskRule
 from headgate.store.ids import DagRunId
 from headgate.store.scheduling import considering, planning
+from headgate.store.signals import subscriptions
 from headgate.store.store import Store
 
 BELOW = TaskSpec("below", "Op", upstream=("plain",))
@@ -174,6 +177,19 @@ def test_a_stop_takes_back_all_starts_before_it_if_each_signal_has_one(store: St
     assert jobs.signals()[0] == [("go", 4)]
 
 
+@pytest.mark.parametrize("overlap", ["latest", "each"])
+def test_what_a_stop_takes_back_is_not_among_the_signals_of_the_start_after_it(
+    store: Store, query: Query, overlap: Overlap
+) -> None:
+    other, note = SignalRule("other"), SignalRule("note", action="NONE")
+    jobs = Jobs(store, query, ruled(other, GO, HALT, note, overlap=overlap))
+    jobs.send("go", 1)
+    jobs.end(jobs.dispatch())
+    jobs.store.signals.send([new("other", 2), new("note", 2), new("halt"), new("go", 3)])
+    jobs.settle()
+    assert jobs.signals() == ([("go", 3)], [("go", 1)])
+
+
 def test_signals_of_several_rules_start_a_task_one_after_the_other(store: Store, query: Query) -> None:
     jobs = Jobs(store, query, ruled(GO, SignalRule("other"), overlap="each"), PLAIN)
     jobs.store.signals.send([new("other", 1), new("go", 2)])
@@ -261,3 +277,52 @@ def test_a_clear_takes_back_that_a_run_is_to_end(store: Store, query: Query) -> 
     jobs.send("go", 1)
     assert jobs.state() is S.SCHEDULED
     assert jobs.run_state() == "running"
+
+
+def test_the_rules_of_a_large_run_are_made_in_several_transactions(
+    store: Store, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "NEW_MAX", 2)
+    tasks = Tasks(store, query, tasks=(ruled(name="one"), ruled(name="two"), PLAIN))
+    counts: list[int] = []
+    while (planned := store.scheduling.plan(tasks.epoch)).evaluated:
+        counts.append(query("SELECT count(*) AS n FROM signal_wait")[0]["n"])
+    assert planned.left == 0
+    assert counts == [2, 4, 6]
+
+
+def test_one_transaction_reads_a_limited_number_of_bytes(
+    store: Store, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(considering, "CONSIDERED_BYTES_MAX", 100)
+    keys = [f"key {number}" for number in range(5)]
+    jobs = Jobs(store, query, *(ruled(SignalRule(key), name=f"job{at}") for at, key in enumerate(keys)), PLAIN)
+    store.signals.send([new(key, "x" * 60) for key in keys])
+    met: list[int] = []
+    while (found := store.scheduling.consider_signals(jobs.tasks.epoch)).has_more:
+        met.append(found.rules)
+    assert met == [2, 2, 1]
+    jobs.settle()
+    assert {jobs.state(f"job{at}") for at in range(5)} == {S.SCHEDULED}
+
+
+@pytest.mark.parametrize("action", ["START", "RESTART"])
+def test_a_task_that_begins_in_a_run_that_is_to_end_does_not_start_once_more_by_what_a_user_had_asked(
+    store: Store, query: Query, action: Literal["START", "RESTART"]
+) -> None:
+    jobs = Jobs(store, query, ruled(GO), PLAIN, TaskSpec("other", "Op"))
+    taken = {task.task_id: task for task in jobs.tasks.dispatch()}
+    if action == "START":
+        assert clear(store, jobs.tasks.run, "plain")
+        ends.lose_worker(store.tasks, jobs.tasks.epoch, taken["plain"].id, taken["plain"].token, "gone")
+    store.signals.ask(jobs.id("plain"), action)
+    if action == "RESTART":
+        jobs.settle()
+        assert jobs.state("plain") is S.RESTARTING
+        ends.lose_worker(store.tasks, jobs.tasks.epoch, taken["plain"].id, taken["plain"].token, "gone")
+    assert store.signals.end_run(DagRunId(jobs.tasks.run))
+    jobs.settle()
+    jobs.end(jobs.dispatch("plain"))
+    assert clear(store, jobs.tasks.run, "other"), "so the run is not to end any more"
+    jobs.settle()
+    assert jobs.state("plain") is S.SUCCESS

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 from tests.store import ends
 from tests.store.harness import QUEUES, OpenStore, Query, register
-from tests.store.signals.rules_harness import AGAIN, GO, HALT, PLAIN, Jobs, ruled
+from tests.store.signals.rules_harness import AGAIN, GO, HALT, PLAIN, Jobs, is_, ruled
 from tests.store.signals.test_sending import new
 from tests.supervisor.tasks_harness import S, Tasks, clear, task_states
 
@@ -79,6 +82,44 @@ def test_a_stop_holds_in_a_paused_dag(jobs: Jobs) -> None:
     jobs.store.tasks.set_paused("etl", is_paused=True)
     jobs.send("halt")
     assert jobs.state() is S.SKIPPED
+
+
+@pytest.mark.parametrize("start", ["go", "again"])
+def test_a_stop_holds_in_a_paused_dag_whatever_start_comes_behind_it(jobs: Jobs, start: str) -> None:
+    jobs.send("go", 1)
+    tasks = {task.task_id: task for task in jobs.tasks.dispatch()}
+    jobs.end(tasks["plain"])
+    jobs.store.tasks.set_paused("etl", is_paused=True)
+    jobs.store.signals.send([new("halt"), new(start, 2)])
+    jobs.settle()
+    assert (jobs.state(), jobs.run_state()) == (S.SKIPPED, "running")
+    jobs.store.tasks.set_paused("etl", is_paused=False)
+    jobs.settle()
+    assert jobs.signals()[0] == [(start, 2)]
+
+
+@pytest.mark.parametrize("change", [{"predicate": is_("go")}, {"action": "RESTART"}], ids=["predicate", "action"])
+def test_a_rule_that_is_another_one_in_the_file_goes_on_where_it_was(jobs: Jobs, change: dict[str, Any]) -> None:
+    jobs.send("go", "go", "stay")
+    jobs.end(jobs.dispatch())
+    assert jobs.signals()[0] == [("go", "stay")]
+    changed = msgspec.structs.replace(GO, **change)
+    jobs.store.tasks.save_file(jobs.tasks.epoch, "etl.py", [DagSpec("etl", tasks=(ruled(changed, HALT), PLAIN))])
+    jobs.settle()
+    assert jobs.state() is S.SUCCESS, "it is not held against the same signals again"
+    jobs.send("go", "go")
+    assert jobs.signals() == ([("go", "go")], [("go", "stay")])
+
+
+def test_what_is_remembered_is_not_forgotten_with_another_predicate(jobs: Jobs) -> None:
+    jobs.send("go", 1)
+    task = jobs.dispatch()
+    jobs.send("go", 2)
+    changed = msgspec.structs.replace(GO, predicate=is_("go"))
+    jobs.store.tasks.save_file(jobs.tasks.epoch, "etl.py", [DagSpec("etl", tasks=(ruled(changed), PLAIN))])
+    jobs.settle()
+    jobs.end(task)
+    assert jobs.signals()[0] == [("go", 2)]
 
 
 # --- the end of a run ---------------------------------------------------------------------------
@@ -282,5 +323,29 @@ def test_why_of_a_task_that_waits_for_what_is_upstream_as_well(store: Store, que
 
 def test_why_says_that_a_clear_starts_nothing_that_waits_for_a_signal(jobs: Jobs) -> None:
     jobs.send("go")
-    jobs.end(jobs.dispatch())
+    tasks = {task.task_id: task for task in jobs.tasks.dispatch()}
+    jobs.end(tasks["job"])
     assert why(jobs).next == "nothing; a signal may start it again, or `headgate tasks start etl r1 job`"
+    jobs.end(tasks["plain"])
+    assert why(jobs).next == "nothing; `headgate tasks start etl r1 job` starts it again", "its run has ended"
+    assert ("rule", "START: 'go'") in why(jobs).facts
+
+
+def test_why_of_a_retry_that_a_clear_would_take_back(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO, retries=1, retry_delay_s=3600.0), PLAIN)
+    jobs.send("go")
+    jobs.end(jobs.dispatch(), S.FAILED)
+    assert why(jobs).next.endswith("; `headgate tasks start etl r1 job` begins it at once")
+
+
+@pytest.mark.parametrize("is_by_hand", [False, True])
+def test_why_of_an_ended_task_that_starts_after_a_pause(jobs: Jobs, is_by_hand: bool) -> None:
+    jobs.send("go")
+    jobs.end(jobs.dispatch())
+    jobs.store.tasks.set_paused("etl", is_paused=True)
+    assert why(jobs).reason == "ended"
+    if is_by_hand:
+        jobs.store.signals.ask(jobs.id(), "START")
+    else:
+        jobs.send("go")
+    assert (why(jobs).reason, why(jobs).next) == ("dag_paused", "`headgate dags unpause etl`")

@@ -129,6 +129,8 @@ def test_a_key_that_is_forgotten_begins_anew(store: Store) -> None:
         (SignalSend("a", b"1", "d", "n" * 101), "the namespace 'nnn"),
         (SignalSend("a", b"1", ""), "the dedup of the signal 'a' '' must have 1..512"),
         (SignalSend("a", b"1" * (wire.SIGNAL_BYTES_MAX + 1), "d"), "'a' needs 49,153 bytes; the limit is 49,152"),
+        (SignalSend("a", b"abc", "d"), "the value of the signal 'a' is not JSON: "),
+        (SignalSend("a", b"[" * 900 + b"]" * 900, "d"), "'a' is nested deeper than 400 levels of JSON"),
         (SignalSend("a", b"1", "d", is_of_run=True), "is for its sender's run alone, and the sender has none"),
     ],
 )
@@ -181,6 +183,36 @@ def test_many_who_send_to_the_same_keys_leave_no_gap(open_store: OpenStore, stor
         assert [version for version, _ in found] == list(range(1, senders * rounds + 1))
         for number in range(senders):
             assert [round_ for _, (by, round_) in found if by == number] == list(range(rounds))
+
+
+def test_later_versions_never_have_earlier_times(open_store: OpenStore) -> None:
+    """Rules act in the order of the times, so a stop that was sent before a start would take it back."""
+    clock = Clock()
+    store = open_store(clock=clock)
+    store.signals.send([new("a"), new("b")])
+    clock.advance(-100.0)
+    store.signals.send([new("a"), new("c")])
+    clock.advance(150.0)
+    store.signals.send([new("a")])
+    times = [one.sent_at for one in store.signals.page("a").signals]
+    assert times[0] == times[1]
+    assert (times[2] - times[1]).total_seconds() == 50.0
+
+
+def test_the_time_of_a_version_is_none_of_before_its_key_was_locked(postgres_url: str, secrets: Any) -> None:
+    from headgate.store.db.engine import open_engine
+
+    with (
+        Store(open_engine(postgres_url), secrets=secrets) as one,
+        Store(open_engine(postgres_url), secrets=secrets) as two,
+    ):
+        with one.database.writing() as tx:
+            begun_at = tx.now
+            two.signals.send([new("a", "stop")])
+            sending.send(tx, [new("a", "start")])
+        first, second = one.signals.page("a").signals
+        assert (first.value, second.value) == ("stop", "start")
+        assert begun_at < first.sent_at < second.sent_at
 
 
 def test_who_sends_to_a_key_waits_for_the_commit_of_another(

@@ -323,6 +323,8 @@ def test_what_a_wait_has_not_seen_is_neither_trimmed_nor_cleaned(
     assert len(versions(store, "labels")) == 4
     waits.tasks.epoch = waits.tasks.register()  # it was silent for so long that the clean has fenced it
     assert waits.consider() == 1
+    assert clean(store, 30) == 0, "if the sensor is cleared, it waits for these again"
+    waits.tasks.plan()
     assert clean(store, 30) == 3
     assert versions(store, "labels") == [(4, 4)]
 

@@ -57,6 +57,14 @@ def test_an_event_that_is_stored_already_is_not_sent_again(store: Store) -> None
     assert on.signals() == [(1, "a"), (2, "b"), (3, "c")]
 
 
+@pytest.mark.parametrize("payload", [b"abc", b"[" * 900 + b"]" * 900], ids=["no JSON", "deep"])
+def test_an_event_whose_payload_is_malformed_is_sent_as_its_id(store: Store, query: Query, payload: bytes) -> None:
+    on = Watched(store)
+    on.store_events(FiredEvent(on.trigger_id, "run", 0, 1, payload))
+    event_id = query("SELECT max(id) AS id FROM trigger_event")[0]["id"]
+    assert on.signals() == [(1, {"event_id": event_id, "bytes": len(payload)})]
+
+
 def test_no_dedup_of_another_sender_is_that_of_an_event(store: Store) -> None:
     on = Watched(store)
     guesses = [f"{prefix}event {number}" for number in range(1, 4) for prefix in ("", AUTOMATIC)]

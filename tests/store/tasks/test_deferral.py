@@ -210,7 +210,7 @@ def test_a_wait_of_its_own_times_out_by_the_databases_clock(store: Store, query:
     failure = decode_value(task.next_kwargs)
     assert 0.0 <= failure.pop("waited_s") < 3600.0, "since the deferral, however early it was to time out"
     assert failure == {
-        "error": "the trigger had not fired when the timeout of the deferral was over",
+        "error": "what it waited for had not come when the timeout of the deferral was over",
         "traceback": "",
         "reason": "trigger_timeout",
     }

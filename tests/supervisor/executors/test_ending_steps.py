@@ -78,7 +78,8 @@ def test_a_step_that_does_not_end_is_killed_after_a_grace_with_all_it_started(
     pool.executor.end(step.token, "timeout", "too long")
     assert pool.wait_end(step) == StepLost(step.token, "too long")
     assert any("most recent call first" in line for _, line in pool.output), "where it was is told"
-    assert is_gone(int(pid_file.read_text()))
+    # It was killed with the step, and is gone a moment later.
+    pool.until(lambda: is_gone(int(pid_file.read_text())), "the end of what the step has started")
 
 
 def is_gone(pid: int) -> bool:
@@ -104,7 +105,8 @@ def test_a_bash_command_ends_with_its_step(author: Author, pool: Pool, why: EndR
     pool.until(lambda: pid_file.exists() and pid_file.read_text().strip(), "the command's begin")
     pool.executor.end(step.token, why, "ended")
     assert pool.wait_end(step) == StepLost(step.token, "ended")
-    assert is_gone(int(pid_file.read_text()))
+    # It was killed with the step, and is gone a moment later.
+    pool.until(lambda: is_gone(int(pid_file.read_text())), "the end of what the step has started")
 
 
 def test_a_hook_that_takes_too_long_is_not_waited_for(author: Author, make_pool: MakePool) -> None:

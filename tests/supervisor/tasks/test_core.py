@@ -206,6 +206,16 @@ def test_a_user_who_acts_on_a_running_task_ends_its_worker(scene: Scene, act: st
     assert scene.tasks.state() is (S.NONE if act == "clear" else S.SUCCESS)
 
 
+def test_a_supervisor_that_has_ended_a_task_itself_ends_its_worker(scene: Scene) -> None:
+    token = scene.begin()
+    scene.tasks.clear_it()
+    scene.scheduler.news = SchedulerStep(may_have_taken=True)
+    scene.step(0.1)
+    assert scene.core.wake_at() <= 0.1
+    scene.step(0.1)
+    assert scene.executor.ended == [(token, "user")]
+
+
 def test_a_user_s_action_is_seen_in_the_end_even_if_nobody_tells(scene: Scene) -> None:
     token = scene.begin()
     scene.tasks.clear_it()

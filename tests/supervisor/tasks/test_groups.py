@@ -16,7 +16,7 @@ from headgate.protocol.messages.queries import CreateRun, GetXCom, GetXComs
 from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
 from headgate.store.store import Store
 from headgate.supervisor.executors.base import StepQuery
-from headgate.supervisor.tasks import core
+from headgate.supervisor.tasks import reports
 
 TOO_BIG = StepSucceeded(xcoms=(XCom("big", b"x" * (XCOM_BYTES_MAX + 1)),))
 # Neither the worker nor the store can tell: PostgreSQL takes no NUL, and SQLite no id that is not text of UTF-8.
@@ -28,7 +28,7 @@ NAMES = tuple("abcdefgh")
 def scene(store: Store, query: Query) -> Scene:
     """A scene in which all of `NAMES` run, and a group may have all of them."""
     scene = Scene(store, query, *NAMES, workers=len(NAMES))
-    scene.core._group_size.items = core.OUTCOMES_MAX
+    scene.core._reports._group_size.items = reports.OUTCOMES_MAX
     scene.step()
     assert len(scene.executor.steps) == len(NAMES)
     return scene
@@ -71,14 +71,14 @@ def test_what_cannot_be_stored_fails_alone(scene: Scene, bad: StepOutcome, of: t
     assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS) | dict.fromkeys(of, S.FAILED)
     assert scene.logs.events().count("the outcome cannot be stored") == len(of)
     assert scene.logs.events().count("succeeded") == len(NAMES) - len(of)
-    assert scene.core._inbox == scene.core._inbox.__class__()
+    assert not scene.core._reports
 
 
 def test_one_bad_outcome_costs_no_more_transactions_than_halving_takes(
     scene: Scene, commits: Callable[[], int]
 ) -> None:
     finish(scene, e=TOO_BIG)
-    while scene.core._inbox or scene.executor.pending:
+    while scene.core._reports or scene.executor.pending:
         scene.step(1.0)
     assert commits() <= 5, "a to d, e as a failure, f to h, and at most two on the way"
 
@@ -121,7 +121,7 @@ def test_queries_for_values_do_not_part_what_is_stored_together(scene: Scene, co
     assert commits() == 1
     assert [answer.id for _, answer in scene.executor.answers] == list(range(len(ending)))
     assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS) | {"h": S.RUNNING}
-    assert not scene.core._inbox
+    assert not scene.core._reports
 
 
 def test_a_query_that_writes_keeps_its_place_among_outcomes(scene: Scene, commits: Callable[[], int]) -> None:
@@ -137,9 +137,9 @@ def test_a_query_that_writes_keeps_its_place_among_outcomes(scene: Scene, commit
 def test_a_slow_database_gets_smaller_groups(store: Store, query: Query) -> None:
     moments = iter(range(1000))
     scene = Scene(store, query, *NAMES, workers=len(NAMES))
-    scene.core._clock = lambda: float(next(moments))
-    scene.core._group_size.items = len(NAMES)
+    scene.core._reports._clock = lambda: float(next(moments))
+    scene.core._reports._group_size.items = len(NAMES)
     scene.step()
     finish(scene)
     scene.step(1.0)
-    assert scene.core._group_size.items == core.OUTCOMES_FIRST
+    assert scene.core._reports._group_size.items == reports.OUTCOMES_FIRST

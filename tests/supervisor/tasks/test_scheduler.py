@@ -199,6 +199,29 @@ def test_a_database_that_is_away_is_asked_again_later(driven: Driven, monkeypatc
     assert any(news.may_dispatch for news in driven.settle())
 
 
+def test_what_a_commit_that_nobody_heard_of_has_done_is_told_with_the_next_one(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = driven.run.store.scheduling.plan
+
+    def plan_and_fail(epoch: Epoch) -> None:
+        plan(epoch)
+        raise DatabaseAway("db", "it went away behind the commit")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driven.run.store.scheduling, "plan", plan_and_fail)
+        while driven.run.state() is S.NONE:
+            news = driven.scheduler.step(driven.run.epoch, driven.now)
+            assert (news.may_dispatch, news.may_have_taken) == (False, False)
+    driven.advance(1)
+    first, *others = driven.settle()
+    assert first.may_dispatch
+    assert first.may_have_taken
+    assert first.changes_triggers
+    assert first.instances == 1
+    assert not any(news.may_have_taken for news in others)
+
+
 def test_a_lease_that_is_lost_is_told(driven: Driven) -> None:
     other = driven.run.register()
     driven.run.store.fence_triggerers(other, dead=[driven.run.epoch])

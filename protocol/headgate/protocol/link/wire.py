@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, Final, Union
+from typing import Any, Union
 
 import msgspec
 
 from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
-from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages import MALFORMED, WireStruct
 
 _ENCODER = msgspec.msgpack.Encoder()
 _PARTS: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
-
-# All errors that msgspec raises for malformed bytes. It raises RecursionError for deep nesting in a field that a newer
-# peer appended and this side skips.
-_MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Role(enum.Enum):
@@ -57,7 +53,7 @@ class Wire:
         """
         try:
             return self._decoders[sender].decode(body)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise self._explain(sender, body, error) from error
 
     def _explain(self, sender: Role, body: bytes, error: BaseException) -> RemoteProtocolError:
@@ -89,5 +85,5 @@ def _tag_of(body: bytes) -> str | None:
     try:
         parts = _PARTS.decode(body)
         return msgspec.msgpack.decode(parts[0], type=str) if parts else None
-    except _MALFORMED:
+    except MALFORMED:
         return None

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from headgate.protocol.errors import DagMalformed, DagTooLong, RemoteProtocolError
-from headgate.protocol.messages import WireStruct, maps
+from headgate.protocol.messages import MALFORMED, WireStruct, maps
 from headgate.protocol.messages.maps import MapSpec, map_problem
 from headgate.protocol.messages.queries import TaskState as TaskState  # to be imported from here as well
 from headgate.protocol.messages.rules import (
@@ -168,7 +168,7 @@ def decode_dag(data: bytes) -> DagSpec:
         raise DagTooLong("?", len(data), DAG_SPEC_BYTES_MAX)
     try:
         spec = _DECODER.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise RemoteProtocolError(f"these {len(data):,} bytes are not a DAG: {error}") from error
     check_dag(spec)
     return spec

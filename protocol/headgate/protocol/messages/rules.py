@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages import MALFORMED, WireStruct
 from headgate.protocol.messages.signals import (
     DEFAULT_NAMESPACE,
     SIGNAL_BYTES_MAX,
@@ -132,10 +132,16 @@ _DECODER: Final = msgspec.json.Decoder()
 
 
 def is_met(predicate: Predicate | None, value: bytes) -> bool:
-    """Whether an encoded value meets a predicate. No type of a user's is made: both are compared in their JSON form."""
+    """Whether an encoded value meets a predicate. No type of a user's is made: both are compared in their JSON form.
+
+    One that cannot be read meets none.
+    """
     if predicate is None:
         return True
-    found = _DECODER.decode(value)
+    try:
+        found = _DECODER.decode(value)
+    except MALFORMED:
+        return False
     for part in predicate.path:
         found = found.get(part, _MISSING) if isinstance(found, dict) else _MISSING
     if found is _MISSING:
@@ -193,7 +199,7 @@ def predicate_problem(predicate: Predicate) -> str | None:
         )
     try:
         operand = _DECODER.decode(predicate.operand)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         return f"the value of {predicate.test} is not encoded: {error}"
     match predicate.test:
         case "equal":
@@ -227,7 +233,7 @@ def rules_problem(rules: Rules) -> str | None:
         if not isinstance(rule, SignalRule):
             continue
         if rules.asks and rule.condition == "necessary":
-            return f"on_signal decides about each signal by itself: the rule about {rule.key!a:.60} is sufficient"
+            return f"on_signal decides about each signal by itself: the rule about {rule.key!a:.60} cannot be necessary"
         if (problem := signal_rule_problem(rule)) is not None:
             return problem
     return None

@@ -47,6 +47,7 @@ HOLDERS_TOLD_MAX = 20  # of one stream
 STREAM_ERROR_CHARS_MAX = 300
 LANES_TOLD_MAX = 100  # of one stream, in its figures
 LANES_TOLD_IN_ALL_MAX = 2000  # of all streams: the figures have to fit a frame
+CANNOT_TELL = "its broker cannot tell how far it is"  # the error of a `DescribedStream` without positions
 LANES_DESCRIBED_MAX = 1000  # of one stream, in the answer to a question about it
 DESCRIBED_BYTES_MAX = 512 * 1024  # of these, encoded: below the shortest frame
 LANE_CHARS_MAX = 250  # of the name of a lane, and of `LaneProgress.cursor`
@@ -57,7 +58,7 @@ EventKind = Literal["event", "success", "failed", "skipped"]
 Outcome = Literal["returned", "failed", "cancelled"]
 LetterContent = Literal["event", "message", "undecoded"]
 RedeliveryOutcome = Literal["handled", "rejected", "failed"]
-StallReason = Literal["full queue", "absent subscriber", "unresolved events"]
+StallReason = Literal["full queue", "absent subscriber", "unresolved events", "broker away"]
 LagUnit = Literal["messages", "bytes"]
 # A place in a lane of a broker, an offset for example; a later place is greater. Before all of them is ().
 Position = tuple[int, ...]
@@ -285,9 +286,10 @@ class StreamFigures(WireStruct, frozen=True):
     ``stream`` is a digest, as in `TriggerSpec`, ``name`` the same for people. ``in_flight``: messages that are handed
     out and not advanced; ``queued``: those that wait in the queues of subscribers, counted once for each. ``lag``: how
     much its broker has that is not advanced, in ``lag_unit``; None if that is not known. ``held``: why nothing is
-    pulled, and ``held_by`` the first `HOLDERS_TOLD_MAX` triggers that cause it. ``oldest_at``: when the oldest message
-    that is not advanced was handed out. The counts are of messages since the runner started, and ``ended`` of times
-    that the stream ended by ``last_error``, at ``last_error_at``. ``progress``: of at most `LANES_TOLD_MAX` lanes.
+    pulled, and ``held_by`` the first `HOLDERS_TOLD_MAX` triggers that cause it; while a broker is away ``last_error``
+    says why. ``oldest_at``: when the oldest message that is not advanced was handed out. The counts are of messages
+    since the runner started, and ``ended`` of times that the stream ended by ``last_error``, at ``last_error_at``.
+    ``progress``: of at most `LANES_TOLD_MAX` lanes.
     """
 
     stream: str
@@ -340,8 +342,8 @@ class DescribedStream(WireStruct, frozen=True):
     """The answer to a question about a stream; part of `StateChanges`. ``stream`` is a digest.
 
     ``lanes`` are at most `LANES_DESCRIBED_MAX` of ``lanes_in_all``. If the broker could not be asked, ``error`` says
-    why; ``is_missing``: because it does not have what is read. ``progress`` is that of the producer, after the broker
-    was asked.
+    why (`CANNOT_TELL`: it has no positions); ``is_missing``: because it does not have what is read. ``progress`` is
+    that of the producer, after the broker was asked.
     """
 
     stream: str

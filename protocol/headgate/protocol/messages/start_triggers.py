@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from headgate.protocol.messages import WireStruct
+from headgate.protocol.messages import MALFORMED, WireStruct
 from headgate.protocol.messages.maps import Elements, MapSpec, Output, Values
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import SignalWait
@@ -88,5 +88,5 @@ def own_problem(start: StartTrigger, map_spec: MapSpec | None, group: str) -> st
 def _are_named(kwargs: bytes) -> bool:
     try:
         return "$" not in msgspec.json.decode(kwargs, type=dict[str, msgspec.Raw])  # a dict with other keys is tagged
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return False

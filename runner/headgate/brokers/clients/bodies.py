@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, Final
 
 from headgate.triggers.shared_stream import Undecodable
@@ -18,17 +20,56 @@ def decoded_body(body: bytes, kind: str) -> Any:
     if kind == "bytes":
         return body
     try:
-        return body.decode() if kind == "text" else json.loads(body)
-    except UnicodeDecodeError as error:
+        return body.decode() if kind == "text" else parsed_json(body)
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         return Undecodable(f"the body is not UTF-8: {error.reason}", body)
     except (ValueError, RecursionError) as error:
         return Undecodable(f"the body is not JSON: {error}", body)
 
 
+def event_of(body: Any, rest: Mapping[str, Any]) -> Any:
+    """Return the event of a message: its body, as `decoded_body` has returned it, and the rest of it.
+
+    Of an `Undecodable` body it is one of the whole message: a dead letter that had its body alone would lose the rest.
+    """
+    if isinstance(body, Undecodable):
+        return body._replace(content={"body": body.content, **rest})
+    return {"body": body, **rest}
+
+
+def parsed_json(body: bytes) -> Any:
+    """Return the value of a JSON text in UTF-8, of which nothing is lost and which can be stored.
+
+    A number that no float holds exactly is a Decimal. Raises ValueError, also for ``NaN`` and for a lone surrogate, and
+    RecursionError.
+    """
+    text = body.decode("utf-8-sig")
+    value = _JSON.decode(text)
+    if "\\u" in text:  # also the halves of a character may be written so
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    return value
+
+
+def _exact(text: str) -> float | Decimal:
+    try:
+        exact = Decimal(text)
+    except ArithmeticError:
+        raise ValueError("it has a number beyond all limits") from None
+    near = float(text)
+    return near if Decimal(repr(near)) == exact else exact
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"it has {text}, which is no value of JSON")
+
+
+_JSON: Final = json.JSONDecoder(parse_float=_exact, parse_constant=_no_number)
+
+
 def field_of(body: bytes, name: str) -> str | int | None:
     """Return a field of a JSON object if it is a text or a number; None if there is none."""
     try:
-        found = json.loads(body)
+        found = parsed_json(body)
     except (ValueError, RecursionError):
         return None
     value = found.get(name) if isinstance(found, dict) else None
@@ -44,8 +85,12 @@ def message_key(place: str, name: object, body: bytes) -> str | None:
         return None
     content = hashlib.blake2b(body, digest_size=8).hexdigest()
     if len(place) > PLACE_CHARS_MAX:
-        place = f"{place[:200]}:{hashlib.blake2b(place.encode(), digest_size=16).hexdigest()}"
+        place = f"{place[:200]}:{_digest(place)}"
     key = f"{place}:{name}:{content}"
     if len(key) > KEY_CHARS_MAX:
-        key = f"{place}:{hashlib.blake2b(str(name).encode(), digest_size=16).hexdigest()}:{content}"
+        key = f"{place}:{_digest(str(name))}:{content}"
     return key
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

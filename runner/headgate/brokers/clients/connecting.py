@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -18,6 +19,7 @@ from headgate.triggers.named_values import Connection
 TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _ALERT: Final = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
 TLS_OPTIONS: Final = (*TLS_FILES, "ssl_check_hostname")
+ALERT_WAIT_S: Final = 2.0
 
 
 def check_connection(connection: Connection, schemes: Mapping[str, bool], options: Sequence[str] = ()) -> None:
@@ -87,3 +89,21 @@ def certificate_error(error: BaseException) -> str | None:
                 return f"the server refuses our certificate: {alert.group(1)}"
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def ask_for_refusal(connection: Connection, where: str, host: str, port: int, *, greets: bool = False) -> None:
+    """Connect once more after a failure over TLS, and raise `BrokerMisconfigured` if our certificate is refused.
+
+    With TLS 1.3 a server checks it after our side of the handshake has ended. A client that writes at once may find the
+    connection closed before it reads why. This one writes nothing, and waits `ALERT_WAIT_S` at most. ``greets``: the
+    server sends a line before TLS begins. Any other failure is the caller's, who has seen it already.
+    """
+    try:
+        with socket.create_connection((host, port), ALERT_WAIT_S) as link:
+            while greets and link.recv(1) not in (b"\n", b""):
+                pass
+            with tls_context(connection).wrap_socket(link, server_hostname=host) as encrypted:
+                encrypted.recv(1)
+    except OSError as error:
+        if (refusal := certificate_error(error)) is not None:
+            raise BrokerMisconfigured(f"{where}: {refusal}") from None

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
-from headgate.brokers.clients.connecting import certificate_error, check_connection, tls_context
+from headgate.brokers.clients.connecting import ask_for_refusal, certificate_error, check_connection, tls_context
 from headgate.triggers.named_values import Connection
 
 try:
@@ -33,7 +33,7 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("MQTT needs the client paho-mqtt: pip install 'headgate[mqtt]'", name="paho") from missing
 
-__all__ = ["TROUBLE", "MqttClient", "MqttLost", "MqttMessage", "MqttTakenOver", "topic_matches_sub"]
+__all__ = ["TROUBLE", "MqttClient", "MqttLost", "MqttMessage", "MqttPasses", "MqttTakenOver", "topic_matches_sub"]
 
 MqttMessage = MQTTMessage
 
@@ -59,6 +59,10 @@ _UNANSWERED: Final = "the broker does not answer"
 
 class MqttLost(ConnectionError):
     """The connection is closed, or the broker refuses something for now; among `TROUBLE`."""
+
+
+class MqttPasses(MqttLost):
+    """The broker refuses one packet for now."""
 
 
 class MqttTakenOver(MqttLost):
@@ -136,6 +140,8 @@ class MqttClient:
                 self.close()
                 if (refusal := certificate_error(error)) is not None:
                     raise BrokerMisconfigured(f"{name}: {refusal}") from None
+                if context is not None:
+                    ask_for_refusal(connection, name, *address)
                 failure = error
             except BaseException:
                 self.close()
@@ -253,7 +259,7 @@ class MqttClient:
                     raise
         if reason.is_failure:
             self._refuse(reason, refusal)
-            raise MqttLost(f"the broker {refusal} for now: {reason}")
+            raise MqttPasses(f"the broker {refusal} for now: {reason}")
         return int(reason.value)
 
     # --- its end ------------------------------------------------------------------------------------

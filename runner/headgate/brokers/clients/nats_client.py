@@ -13,13 +13,13 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
-from headgate.brokers.clients.connecting import certificate_error, check_connection, tls_context
+from headgate.brokers.clients.connecting import ask_for_refusal, certificate_error, check_connection, tls_context
 from headgate.triggers.named_values import Connection
 
 try:
@@ -36,6 +36,9 @@ CONNECT_TIMEOUT_S: Final = 5
 REQUEST_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 1.0
 PING_INTERVAL_S: Final = 5  # a server that misses two of them is left
+# The header with what is wrong with a message beside its body. No header that comes has a space in its name.
+UNREADABLE: Final = "not readable"
+SHOWN_BYTES_MAX: Final = 200  # of what is wrong
 TROUBLE: Final = (NatsError, OSError, asyncio.TimeoutError)
 _PERMISSION: Final = "permissions violation"
 _REFUSALS: Final = ("authorization violation", "authentication", "user credentials", _PERMISSION)
@@ -55,6 +58,35 @@ class ApiError(Exception):
         self.code = code
 
 
+class _Client(NATS):
+    """The library's client. What a publisher has made unreadable ends no reading, which goes on for other messages.
+
+    There it raises in the loop that reads; that ends with a line in the log, and the message comes again, for ever.
+    """
+
+    async def _process_headers(self, headers: Any) -> Any:
+        try:
+            return await super()._process_headers(headers)
+        except (UnicodeDecodeError, IndexError):
+            return {UNREADABLE: f"the headers {headers[:SHOWN_BYTES_MAX]!r} cannot be read"}
+
+    def _build_message(self, *given: Any, **named: Any) -> Any:
+        try:
+            return super()._build_message(*given, **named)
+        except UnicodeDecodeError:
+            sid, subject, reply, data, headers = given
+            subject, reply = (text.decode(errors="backslashreplace") for text in (subject, reply))
+            headers = {**(headers or {}), UNREADABLE: f"the subject {subject[:SHOWN_BYTES_MAX]} is not UTF-8"}
+            return super()._build_message(sid, subject.encode(), reply.encode(), data, headers)
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        if self.is_connected:  # an error has ended it, and is only in the log
+            error = NatsLost("the client library has stopped reading, and has logged why")
+            await self._error_cb(error)
+            await self._process_op_err(error)
+
+
 class NatsClient:
     """One connection. Every method but `close` raises what `TROUBLE` names; none is called by two threads."""
 
@@ -71,13 +103,16 @@ class NatsClient:
         try:
             for host, port in connection.hosts or (("localhost", None),):
                 scheme, name_of_host = ("tls", {"tls_hostname": host}) if "tls" in options else ("nats", {})
+                address = host or "localhost", port or PORT
                 try:
-                    server = f"{scheme}://{host or 'localhost'}:{port or PORT}"
+                    server = f"{scheme}://{address[0]}:{address[1]}"
                     self._run(self._connect(server, {**options, **name_of_host}))
                     return
                 except TROUBLE as error:
                     failure = error
                     self._refuse(error, *([self._last_error] if self._last_error is not None else []))
+                    if "tls" in options:
+                        ask_for_refusal(connection, name, *address, greets=True)
             assert failure is not None
             raise failure
         except BaseException:
@@ -86,7 +121,7 @@ class NatsClient:
 
     async def _connect(self, server: str, options: dict[str, Any]) -> None:
         await self._end()  # of the host before
-        self._client = NATS()
+        self._client = _Client()
         await self._client.connect(
             server,
             **options,
@@ -172,6 +207,11 @@ class NatsClient:
 
         self._run(self._unless_broken(published()))
 
+    @property
+    def payload_bytes_max(self) -> int:
+        """How long a message may be with its headers (`sent_bytes`), as the server has said."""
+        return int(self._client.max_payload)
+
     def request(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bytes:
         """Return the answer to one message. Raises `BrokerMisconfigured` if it may not be asked."""
         self.check()
@@ -246,6 +286,12 @@ class NatsClient:
                 transport.close()
                 await asyncio.wait_for(transport.wait_closed(), CLOSE_TIMEOUT_S)
         await asyncio.sleep(0)
+
+
+def sent_bytes(payload: bytes, headers: Mapping[str, str]) -> int:
+    """Return how long a message with headers is when it is sent."""
+    lines = ["NATS/1.0", *(f"{name}: {value}" for name, value in headers.items()), ""]
+    return len(payload) + sum(len(line.encode()) + 2 for line in lines)
 
 
 def _options(connection: Connection) -> dict[str, Any]:

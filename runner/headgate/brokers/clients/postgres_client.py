@@ -226,6 +226,12 @@ def translated(name: str) -> Generator[None]:
         raise PostgresPasses(_text(error)) from error
     except (psycopg.ProgrammingError, psycopg.NotSupportedError) as error:
         raise BrokerMisconfigured(f"{name}: the server does not take a statement: {_text(error)}") from None
+    except psycopg.IntegrityError as error:
+        diag = error.diag  # whose detail has values of the row
+        of_table = f" of the table {diag.table_name}" if diag.table_name else ""
+        raise BrokerMisconfigured(
+            f"{name}: a constraint{of_table} stands against an outcome: {diag.message_primary}"
+        ) from None
     except psycopg.Error as error:
         raise BrokerError(f"{name}: {_text(error)}") from error
 

@@ -142,9 +142,31 @@ def _rejected_table(client: PostgresClient, table: Table, columns: dict[str, Col
         raise BrokerMisconfigured(f"{where}: dead_letter {table.dead_letter} does not exist")
     ((oid, sql),) = found
     has = _columns_of(client, oid)
-    if missing := [name for name, column in columns.items() if not column.is_generated and name not in has]:
+    copied = [name for name, column in columns.items() if not column.is_generated]
+    if missing := [name for name in copied if name not in has]:
         raise BrokerMisconfigured(f"{where}: dead_letter {table.dead_letter} has no column {missing[0]!r}")
+    own = [name for name, column in has.items() if name not in copied and not column.is_generated]
+    _check_keys(client, oid, own, f"{where}: dead_letter {table.dead_letter}")
     return _escaped(sql)
+
+
+def _check_keys(client: PostgresClient, oid: int, own: list[str], where: str) -> None:
+    """Refuse a unique key of what is copied, which ``own`` columns are not.
+
+    A row that is put back and rejected again may have changed since: neither its older copy nor it may be dropped.
+    """
+    keys = client.rows(
+        "SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "
+        "WHERE indrelid = %(oid)s::oid AND (indisunique OR indisexclusion) AND NOT EXISTS (SELECT FROM pg_attribute "
+        "WHERE attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1]) "
+        "AND attname::text = ANY (%(own)s::text[])) ORDER BY relname LIMIT 1",
+        {"oid": oid, "own": own},
+    )
+    if keys:
+        raise BrokerMisconfigured(
+            f"{where} has the unique key {keys[0][0]}, so that a row which is put back could not be rejected again: "
+            f"drop that key, or have it on a column that is not copied, such as an identity of its own"
+        )
 
 
 def statements_of(found: FoundTable, table: Table) -> Statements:

@@ -11,10 +11,11 @@ import logging
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
-from headgate.brokers.clients.connecting import certificate_error, check_connection, tls_context
+from headgate.brokers.clients.connecting import ask_for_refusal, certificate_error, check_connection, tls_context
 from headgate.triggers.named_values import Connection
 
 try:
@@ -27,8 +28,9 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 __all__ = [
+    "REFUSED",
     "TROUBLE",
-    "UNDELIVERED",
+    "UNROUTABLE",
     "BasicProperties",
     "Deliver",
     "RabbitChannel",
@@ -44,7 +46,8 @@ RabbitConnection: TypeAlias = Any  # a pika.BlockingConnection
 RabbitChannel: TypeAlias = Any  # one of its channels
 BasicProperties: TypeAlias = Any  # pika.BasicProperties
 Deliver: TypeAlias = Any  # pika.spec.Basic.Deliver
-UNDELIVERED: Final = (exceptions.UnroutableError, exceptions.NackError)
+REFUSED: Final = exceptions.NackError
+UNROUTABLE: Final = exceptions.UnroutableError
 
 SCHEMES: Final = {"amqp": False, "amqps": True}
 OPTIONS: Final = ("heartbeat", "auth")
@@ -54,6 +57,7 @@ STACK_TIMEOUT_S: Final = 10.0  # for TCP, TLS and the handshake of AMQP together
 BLOCKED_TIMEOUT_S: Final = 10.0  # for which a broker that is short of memory or disk may hold up a publish
 HEARTBEAT_S: Final = 20
 HEARTBEAT_S_MAX: Final = 3_600
+ANSWER_S: Final = 20.0  # for one answer, a confirmation too: a broker that gives none is left, heartbeats or not
 PROBES_MAX: Final = 10  # declarations to find out the arguments of a queue
 
 TROUBLE: Final = (exceptions.AMQPError, OSError)
@@ -75,22 +79,57 @@ class RabbitPasses(ConnectionError):
     """The broker refuses something for now; among `TROUBLE`."""
 
 
+_Blocking: Any = pika.BlockingConnection  # whose annotations do not hold
+
+
+class _Connection(_Blocking):  # type: ignore[misc]
+    """A connection that does not wait for ever for an answer, as pika does while the broker answers heartbeats."""
+
+    _looks_for_s = 0.0
+
+    def process_data_events(self, time_limit: float = 0.0) -> None:
+        """Look for what has come, for so long, which is no wait for an answer."""
+        self._looks_for_s = time_limit
+        try:
+            super().process_data_events(time_limit)
+        finally:
+            self._looks_for_s = 0.0
+
+    def _flush_output(self, *waiters: Any) -> None:
+        """Close the connection, and raise `RabbitPasses`, if this takes longer than `ANSWER_S`; all calls wait here."""
+        if self.is_closed:
+            super()._flush_output(*waiters)  # raises
+            return
+        # By the means of pika's own limit for a broker that blocks publishers.
+        error = RabbitPasses(f"the broker has not answered for {ANSWER_S:g} s")
+        end = partial(self._impl._terminate_stream, error)
+        timer = self._impl._adapter_call_later(ANSWER_S + self._looks_for_s, end)
+        try:
+            super()._flush_output(*waiters)
+        finally:
+            self._impl._adapter_remove_timeout(timer)
+
+
 def open_connection(connection: Connection, name: str) -> RabbitConnection:
     """Return a connection to the first host that answers. ``name`` is shown in the broker's list of connections.
 
     Raises `BrokerMisconfigured` for a connection that cannot be used, and what `translated` raises.
     """
     options = _options(connection, name)
+    where = f"rabbitmq connection {connection.name!r}"
     failure: Exception | None = None
     for host, port in connection.hosts or (("localhost", None),):
-        given: dict[str, Any] = options | {"host": host or "localhost", "port": port or options["port"]}
+        host, port = host or "localhost", port or options["port"]
+        given: dict[str, Any] = options | {"host": host, "port": port}
         if (context := options["ssl_options"]) is not None:
-            given["ssl_options"] = pika.SSLOptions(context, host or "localhost")
+            given["ssl_options"] = pika.SSLOptions(context, host)
         try:
-            with translated(f"rabbitmq connection {connection.name!r}"):
-                return pika.BlockingConnection(pika.ConnectionParameters(**given))
+            with translated(where):
+                return _Connection(pika.ConnectionParameters(**given))
         except TROUBLE as error:
             failure = error
+            if context is not None:
+                ask_for_refusal(connection, where, host, port)
     assert failure is not None
     raise failure
 

@@ -15,7 +15,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
-from headgate.brokers.clients.connecting import certificate_error, check_connection, checks_host, tls_files
+from headgate.brokers.clients.connecting import (
+    ask_for_refusal,
+    certificate_error,
+    check_connection,
+    checks_host,
+    tls_files,
+)
 from headgate.triggers.named_values import Connection
 
 try:
@@ -41,10 +47,11 @@ TROUBLE: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 _PASSING: Final = (
     exceptions.ClusterDownError,
     exceptions.MasterDownError,
-    exceptions.OutOfMemoryError,
     exceptions.ReadOnlyError,
     exceptions.TryAgainError,
 )
+# Of these redis-py makes dicts, which have one value of a field that an entry has twice.
+_UNCONVERTED: Final = ("XREADGROUP", "XAUTOCLAIM", "XRANGE")
 _PASSING_TEXTS: Final = ("BUSY ", "MISCONF ", "NOREPLICAS ")
 
 
@@ -62,26 +69,36 @@ class RedisPasses(redis.ConnectionError):
     """The server refuses commands for now; among `TROUBLE`."""
 
 
+class RedisFull(RedisPasses):
+    """The server has no memory for what is added; what is read and acknowledged needs none."""
+
+
 def open_client(connection: Connection) -> redis.Redis:
     """Return a client of the first host that answers and is a master.
 
     Raises `BrokerMisconfigured` for a connection that cannot be used, and what `translated` raises.
     """
     options = _client_options(connection)
+    where = f"redis connection {connection.name!r}"
     failure: Exception | None = None
     for host, port in connection.hosts or (("localhost", None),):
+        host, port = host or "localhost", port or PORT
         client: redis.Redis | None = None
         try:
-            with translated(f"redis connection {connection.name!r}"):
-                client = redis.Redis(host=host or "localhost", port=port or PORT, **options)  # it connects
+            with translated(where):
+                client = redis.Redis(host=host, port=port, **options)  # it connects
                 client.ping()
                 info = ask(client, "INFO", "replication")
+            for command in _UNCONVERTED:
+                client.set_response_callback(command, _as_it_is)
             if info is None or info.get("role", "master") == "master":
                 opened, client = client, None
                 return opened
             failure = RedisPasses(f"{host} is a replica")
         except TROUBLE as error:
             failure = error
+            if SCHEMES[connection.scheme]:
+                ask_for_refusal(connection, where, host, port)
         finally:
             if client is not None:
                 client.close()
@@ -90,8 +107,12 @@ def open_client(connection: Connection) -> redis.Redis:
 
 
 def run(client: redis.Redis, *command: str | bytes | int) -> Any:
-    """Return the answer to a command, which redis-py has converted as it does for this command."""
+    """Return the answer to a command; redis-py converts it as it does for this command, but for `_UNCONVERTED`."""
     return client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+
+def _as_it_is(answer: Any, **_: Any) -> Any:
+    return answer
 
 
 def ask(client: redis.Redis, *command: str) -> Any:
@@ -111,6 +132,8 @@ def translated(name: str) -> Generator[None]:
         raise BrokerMisconfigured(f"{name}: the server refuses access: {error}") from None
     except redis.ResponseError as error:
         text = str(error)
+        if isinstance(error, exceptions.OutOfMemoryError):
+            raise RedisFull(text) from error
         if isinstance(error, _PASSING) or text.startswith(_PASSING_TEXTS):
             raise RedisPasses(text) from error
         if text.startswith("DB index"):

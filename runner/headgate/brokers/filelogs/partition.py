@@ -83,7 +83,6 @@ class Partition:
         self.position = committed
         self.generation = 0
         self.in_flight = 0
-        self.rewinds = 0
         # Set by the reader, and kept between two reads.
         self.dirty = True
         self.not_before = float("-inf")
@@ -139,7 +138,6 @@ class Partition:
         self.scanned_to = 0
         self.generation += 1
         self.in_flight = 0
-        self.rewinds += 1
         self.dirty = True
 
     def commit(self, offset: int) -> None:

@@ -180,6 +180,7 @@ class Listener:
 
     async def _answer_one(self, http: h11.Connection, stream: Any) -> bool:
         """Answer one request; return whether another one may follow on this connection."""
+        head: h11.Request | None = None
         try:
             head = await self._head(http, stream)
             if head is None:
@@ -194,7 +195,7 @@ class Listener:
         if state not in (h11.IDLE, h11.SEND_RESPONSE):
             return False
         with trio.fail_after(SEND_TIMEOUT_S):
-            await _send(http, stream, answer)
+            await _send(http, stream, answer, to_head=head is not None and head.method == b"HEAD")
         if (http.our_state, http.their_state) == (h11.DONE, h11.DONE):
             return True
         await _linger(stream)
@@ -217,6 +218,10 @@ class Listener:
         for raw_name, raw_value in head.headers:
             name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # A proxy may read the other one of the two, and take for a request what we take for a body. What is not
+            # read whole is the last one of its connection.
+            raise Refused(HttpAnswer(400, "a request may have only one of transfer-encoding and content-length"))
         try:
             target = urlsplit(head.target.decode("latin-1"))
             path = unquote(target.path)
@@ -335,7 +340,8 @@ async def _next_event(http: h11.Connection, stream: Any) -> Any:
     return event
 
 
-async def _send(http: h11.Connection, stream: Any, answer: HttpAnswer) -> None:
+async def _send(http: h11.Connection, stream: Any, answer: HttpAnswer, *, to_head: bool) -> None:
+    """Send an answer; to a request of HEAD without its body, whose size it tells."""
     body = b"" if answer.status == 204 else answer.text.encode() + b"\n"
     headers = [("date", formatdate(time.time(), usegmt=True))]
     if body:
@@ -345,7 +351,7 @@ async def _send(http: h11.Connection, stream: Any, answer: HttpAnswer) -> None:
     if answer.status == 405:
         headers.append(("allow", "POST"))
     data = http.send(h11.Response(status_code=answer.status, headers=headers))
-    for event in (h11.Data(data=body), h11.EndOfMessage()):
+    for event in (h11.Data(data=b"" if to_head else body), h11.EndOfMessage()):
         data = (data or b"") + (http.send(event) or b"")
     await stream.send_all(data)
 

@@ -1,8 +1,9 @@
 """Elements, as a step emits them: one by one, for those that are expanded over the task while it still runs.
 
 They are sent with the outcome of the step. A generator's are sent before that as well, as soon as they come, or in
-groups if they come faster than they can be stored. Those that a handler of a stream emits go with the place up to which
-it has come, so that none is emitted twice.
+groups if they come faster than they can be stored: a thread sends the rest of such a group, if the generator works on
+its next value for long. Those that a handler of a stream emits go with the place up to which it has come, so that none
+is emitted twice.
 
 An element may have a key: then it is one with that of the same key, whenever it was emitted, and whatever its value.
 """
@@ -10,8 +11,10 @@ An element may have a key: then it is one with that of the same key, whenever it
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, Final
 
 from headgate.child.queries import send_query
@@ -27,6 +30,7 @@ KEY_CHARS_MAX: Final = 8192  # of which a hash is stored
 OUTCOME_BYTES_MAX: Final = 8 * 1024 * 1024  # of elements in one outcome: it fits a frame
 ROOM_WAIT_S: Final = 10.0  # how long a task waits for those that are expanded over it, before it goes on regardless
 ROOM_LOOK_S: Final = 0.25
+REST_S: Final = 0.1  # after which the rest of a group is sent if nothing more comes
 REGARDLESS: Final = 1000  # elements that it emits without waiting again
 
 
@@ -61,6 +65,9 @@ class Emissions:
         self._room = 0
         self._regardless = 0  # elements that are emitted without waiting for room
         self._sent_at = self._sending_s = 0.0
+        self._lock = threading.Lock()  # of all that a generator emits, for the thread that sends the rest of a group
+        self._late: threading.Timer | None = None
+        self._late_error: Exception | None = None  # of that thread
         self.is_handling = False
 
     def add(self, value: Any, key: str | None = None) -> None:
@@ -125,16 +132,52 @@ class Emissions:
             self._store()
 
     def run(self, generator: Generator[Any, Any, Any]) -> Any:
-        """Emit what a generator yields; return what it returns. Raises what it raises."""
+        """Emit what a generator yields, also if it fails later; return what it returns. Raises what it raises."""
+        try:
+            returned = self._emit_all(generator)
+        except Exception:
+            with self._lock, suppress(Exception):  # the try fails in any case, with the first error
+                self._store_rest()
+            raise
+        finally:
+            if (late := self._late) is not None:
+                late.cancel()
+                late.join()
+        self._check_late()
+        return returned
+
+    def _emit_all(self, generator: Generator[Any, Any, Any]) -> Any:
         while True:
             try:
                 value = next(generator)
             except StopIteration as end:
                 return end.value
-            self.add(value)
-            # Half of the time at most goes into sending: what comes faster is sent together.
-            if time.monotonic() - self._sent_at >= self._sending_s:
-                self.send()
+            with self._lock:
+                self._check_late()
+                self.add(value)
+                # Half of the time at most goes into sending: what comes faster is sent together.
+                if time.monotonic() - self._sent_at >= self._sending_s:
+                    self.send()
+                elif self._late is None:
+                    self._late = threading.Timer(REST_S, self._send_late)
+                    self._late.daemon = True
+                    self._late.start()
+
+    def _send_late(self) -> None:
+        with self._lock:
+            try:
+                self._store_rest()
+            except Exception as error:
+                self._late_error = error
+            self._late = None
+
+    def _store_rest(self) -> None:
+        if self._values and self._late_error is None:
+            self._store()
+
+    def _check_late(self) -> None:
+        if self._late_error is not None:
+            raise self._late_error
 
     def _store(self) -> None:
         answer = send_query(EmitElements(self._first, tuple(self._values), tuple(self._keys)))

@@ -18,7 +18,7 @@ from headgate.testing.brokers.reading import Reading, names, subscribers
 from headgate.testing.brokers.station import CONNECTION, Station, wait_until
 from headgate.testing.crash.campaign import crash_test
 from headgate.triggers.named_values import Connection
-from headgate.triggers.shared_stream import LanePosition, SourceMissing
+from headgate.triggers.shared_stream import LanePosition, SharedStreamProducer, SourceMissing
 
 MESSAGES = 60
 CUTS = 8  # of the link, each at another place of an answer
@@ -83,6 +83,25 @@ class SourceConformance(_Conformance):
         if station.keeps_order:
             acknowledged = list(dict.fromkeys(station.tap.acknowledged))
             assert acknowledged == sorted(acknowledged, key=_numbers)
+
+    def test_failures_of_the_only_subscriber_cost_no_connection(
+        self, station: Station, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A new one would cost a delivery of all messages that were handed out, and of these many brokers count few."""
+        trigger_class = type(station.trigger())
+        make = trigger_class.create_shared_stream_producer
+        made: list[SharedStreamProducer] = []
+
+        def noting(kwargs: dict[str, Any]) -> SharedStreamProducer:
+            made.append(make(kwargs))
+            return made[-1]
+
+        monkeypatch.setattr(trigger_class, "create_shared_stream_producer", staticmethod(noting))
+        station.publish(names(MESSAGES))
+        with self.read(station, fails=names(3, MESSAGES // 2)) as reading:
+            reading.wait_stored(names(MESSAGES))
+            wait_until(lambda: not list(station.pending()), "everything is acknowledged")
+        assert len(made) == 1
 
     def test_no_more_is_taken_than_may_be_in_flight(self, station: Station) -> None:
         station.publish(names(MESSAGES))

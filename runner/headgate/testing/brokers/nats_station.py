@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import shutil
+import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -163,6 +164,14 @@ class NatsStation(Station):
                 assert "seq" in answer, answer
 
         self._call(run)
+
+    def publish_raw(self, command: bytes) -> None:
+        """Send a command as it is: what no client publishes, and the server takes all the same."""
+        login = json.dumps({"user": "me", "pass": PASSWORD, "verbose": False, "headers": True})
+        with socket.create_connection(("127.0.0.1", self._port), WITHIN_S) as link, link.makefile("rb") as answers:
+            link.sendall(f"CONNECT {login}\r\n".encode() + command + b"PING\r\n")
+            while not (line := answers.readline()).startswith(b"PONG"):
+                assert line.startswith(b"INFO"), line
 
     def pending(self) -> list[str]:
         """Return all messages that the consumer has not acknowledged."""

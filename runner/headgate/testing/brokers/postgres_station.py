@@ -223,6 +223,7 @@ class PostgresStation(Station):
             "CREATE TABLE nullable (id bigint UNIQUE, payload jsonb)",
             "CREATE UNLOGGED TABLE volatile (id bigint PRIMARY KEY, payload jsonb)",
             "CREATE TABLE elsewhere (id bigint PRIMARY KEY)",
+            "CREATE TABLE once (LIKE orders INCLUDING ALL)",
             "CREATE VIEW seen AS SELECT * FROM orders",
         ):
             self.source.rows(statement)
@@ -246,6 +247,7 @@ class PostgresStation(Station):
             "no time": Refusal(None, {"then": "set:kind"}, "must be a time or a boolean, and is text"),
             "no such place": Refusal(None, {"dead_letter": "nowhere"}, "dead_letter nowhere does not exist"),
             "a place of another shape": Refusal(None, {"dead_letter": "elsewhere"}, "has no column 'payload'"),
+            "a place that takes a row once": Refusal(None, {"dead_letter": "once"}, "has the unique key once_pkey"),
             "no condition": Refusal(None, {"where": "kind ="}, "does not take a statement"),
             "another scheme": Refusal(self.uri.replace("postgresql:", "kafka:"), {}, "must begin with", PASSWORD),
             "an unknown option": Refusal(self._uri(query="&retries=5"), {}, "the option 'retries'", PASSWORD),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headgate.store.inspect.why_facts import Liveness
     from headgate.store.store import Store
 
+CANNOT_BE_TOLD = 3  # the exit code: nothing was found, but a stream could not be judged
 DRIFT_WAIT_S = 30.0  # a runner waits for a broker for 20 s
 LOOK_INTERVAL_S = 0.1
 
@@ -139,10 +140,9 @@ def drift(
     """Ask the brokers of streams whether they are where headgate has left them.
 
     The supervisors that run the streams ask them. The exit code is 0 if all are, 1 if one went back, so that messages
-    come again, and 2 if others have moved it or it lost messages before they were read.
+    come again, 2 if others have moved it or it lost messages before they were read, and 3 if none of this was found but
+    one could not be judged. Without STREAM, streams whose brokers have no positions are left out of that.
     """
-    from headgate.scheduling.drift import LEVELS, worst
-
     call = invocation(ctx)
     if accept and stream is None:
         raise CommandError("--accept needs the STREAM of which something is accepted")
@@ -162,7 +162,19 @@ def drift(
     else:
         for number, record in enumerate(records):
             _print_drift(record, is_first=number == 0)
-    raise typer.Exit(max(0, LEVELS[worst(record["verdict"] for record in records)] - 1))
+    raise typer.Exit(drift_exit_code(records, is_named=stream is not None))
+
+
+def drift_exit_code(records: Sequence[Mapping[str, Any]], *, is_named: bool) -> int:
+    """Return the exit code by the verdicts on streams, or on the one that ``is_named``."""
+    from headgate.protocol.messages.runner import CANNOT_TELL
+    from headgate.scheduling.drift import LEVELS
+
+    code = max([0, *(LEVELS[record["verdict"]] - 1 for record in records)])
+    untold = [record for record in records if record["verdict"] == "cannot be told"]
+    if not is_named:
+        untold = [record for record in untold if record["error"] != CANNOT_TELL]
+    return code or (CANNOT_BE_TOLD if untold else 0)
 
 
 def _all_streams(store: Store, liveness: Liveness) -> list[StreamLine]:

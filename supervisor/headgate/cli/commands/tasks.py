@@ -144,11 +144,16 @@ def clear(
                 return came
 
             repeat_until_done(clear_some, f"the run {line.run_id}")
+        _, spec = store.inspect.dag(dag)
     if clearing.as_before:
         print(f"being cleared already: {', '.join(clearing.as_before)}")
     if clearing.told:
         count = "1 task" if len(clearing.told) == 1 else f"{len(clearing.told):,} tasks"
         print(f"cleared {count} of run {line.run_id} of {dag}: {', '.join(clearing.told)}")
+        for one in () if spec is None else spec.tasks:
+            if one.task_id in clearing.names and one.signals is not None and one.signals.starts:
+                start = f"`headgate tasks start {dag} {line.run_id} {one.task_id}`"
+                print(f"{one.task_id} waits for a signal that starts it, as long as its run is open, or {start}")
     elif not clearing.as_before:
         print(f"nothing to clear in run {line.run_id} of {dag}")
 
@@ -180,10 +185,15 @@ class _Clearing:
         return len(self._tasks) + sum(self._instances.values())
 
     @property
+    def names(self) -> set[str]:
+        """The tasks of which something was cleared."""
+        return self._tasks | self._instances.keys()
+
+    @property
     def told(self) -> list[str]:
         """The tasks, each with the number of instances: ``a``, ``enrich (1,000 instances)``."""
         of = {name: "1 instance" if count == 1 else f"{count:,} instances" for name, count in self._instances.items()}
-        return [f"{name} ({of[name]})" if name in of else name for name in sorted(self._tasks | of.keys())]
+        return [f"{name} ({of[name]})" if name in of else name for name in sorted(self.names)]
 
 
 @app.command()
@@ -210,9 +220,12 @@ def _ask(ctx: typer.Context, dag: str, run: str, task: str, action: Literal["STA
         if others:
             raise CommandError(f"{task} are instances of a mapped task: `headgate tasks clear` begins them again")
         before = store.inspect.task(first).line.state
+        is_paused = store.inspect.dag(dag)[0].is_paused
         store.signals.ask(first.id, action)
     to = {"START": "start", "RESTART": "restart", "STOP": "stop"}[action]
     print(f"{task} of run {first.run_id} of {dag}, which is {before.value}, is to {to}")
+    if is_paused and action != "STOP":
+        print(f"the DAG is paused: it starts after `headgate dags unpause {dag}`")
 
 
 @app.command("mark-success")

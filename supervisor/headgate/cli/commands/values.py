@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import parse_qsl, urlsplit
 
 import typer
 
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, print_record, print_structs
+from headgate.protocol.uris import masked_uri, parse_uri
 
 if TYPE_CHECKING:
     from headgate.store.tasks.values import ValueVerbs
@@ -94,10 +94,10 @@ def get_connection(
     reveal: Annotated[bool, typer.Option("--reveal", help="With its password and its extra values.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the URI of a connection, its password and extra values masked."""
+    """Print the URI of a connection, its password and extra values masked, and a login alone, which may be a token."""
     with invocation(ctx).store() as store:
         uri = _stored(store.tasks.connections, name, "connection")
-    shown = uri if reveal else masked(uri)
+    shown = uri if reveal else masked_uri(uri, MASK)
     if as_json:
         print_record({"name": name, "uri": shown}, as_json=True)
     else:
@@ -119,36 +119,11 @@ def delete_connection(ctx: typer.Context, name: NameArgument) -> None:
     print(f"deleted connection {name}")
 
 
-def masked(uri: str) -> str:
-    """Return a URI without its password and the values of its query; a text that is not a URI is masked altogether."""
-    try:
-        parts = urlsplit(uri)
-        has_password = parts.password is not None
-        names = [key for key, _ in parse_qsl(parts.query, keep_blank_values=True)]
-    except ValueError:
-        return MASK
-    if not parts.scheme:
-        return MASK
-    login, _, host = parts.netloc.rpartition("@")
-    if has_password:
-        login = f"{login.partition(':')[0]}:{MASK}"
-    place = f"{login}@{host}" if login else host
-    query = "&".join(f"{name}={MASK}" for name in names)
-    return f"{parts.scheme}://{place}{parts.path}" + (f"?{query}" if query else "")
-
-
 def _check_uri(uri: str, name: str) -> None:
     try:
-        parts = urlsplit(uri)
-        port_is_right = parts.port is None or parts.port > 0
-    except ValueError:
-        parts, port_is_right = urlsplit(""), False
-    if not parts.scheme or not port_is_right:
-        # Never the text itself: there may be a password in it.
-        raise CommandError(
-            f"the connection {name}: expected a URI such as SCHEME://LOGIN:PASSWORD@HOST:PORT/..., and this is not one",
-            exit_code=2,
-        )
+        parse_uri(uri)
+    except ValueError as error:  # its text shows no part of the URI
+        raise CommandError(f"the connection {name} cannot be read: {error}", exit_code=2) from None
 
 
 def _value(text: str) -> bytes:

@@ -63,15 +63,10 @@ def add(
 
     Like the runner, that looks for the class in import_paths, too. With --from a trigger of a broker is named by a URI.
     """
-    if source is not None and (classpath, kwargs) != (None, None):
-        raise CommandError("--from names class and kwargs: give either it or these", exit_code=2)
-    if source is not None:
-        classpath, given = parse_source(source)
-    elif classpath is None:
+    classpath, found = _class_and_kwargs(classpath, kwargs, source)
+    if classpath is None:
         raise CommandError("give the class of the trigger, or --from", exit_code=2)
-    else:
-        given = parse_kwargs(kwargs or "{}")
-    check_classpath(classpath)
+    given = found or {}
     if namespace is not None and signal is None:
         raise CommandError("--namespace is that of --signal, which is not given", exit_code=2)
     more: dict[str, Any] = {} if max_deliveries is None else {"max_deliveries": max_deliveries}
@@ -90,6 +85,9 @@ def set_watcher(
     name: Annotated[str, typer.Argument(help="The watcher's name.")],
     kwargs: Annotated[str | None, typer.Option(metavar="JSON", help=f"{KWARGS_HELP} They replace all others.")] = None,
     classpath: Annotated[str | None, typer.Option(metavar="PATH", help="The class, as package.module.Class.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="SOURCE", help=f"{FROM_HELP} All are replaced.")
+    ] = None,
     queue: Annotated[str | None, typer.Option(metavar="Q", help="Only triggerers with this queue run it.")] = None,
     max_deliveries: Annotated[int | None, typer.Option(metavar="N", help=MAX_DELIVERIES_HELP)] = None,
     no_check: NoCheckOption = False,
@@ -98,16 +96,15 @@ def set_watcher(
 
     Its trigger is started again with the new values; its shared stream waits meanwhile. A new class or new kwargs are
     tried before, as by `add`. Another queue can be given only to a watcher that is alone in its shared stream.
+    `headgate triggers show NAME --kwargs` prints the present ones.
     """
-    if (kwargs, classpath, queue, max_deliveries) == (None, None, None, None):
+    if (kwargs, classpath, source, queue, max_deliveries) == (None,) * 5:
         raise CommandError(
-            f"nothing to change: give --kwargs, --classpath, --queue or --max-deliveries; `headgate watchers restart "
-            f"{name}` starts it again as it is",
+            f"nothing to change: give --kwargs, --classpath, --from, --queue or --max-deliveries; `headgate watchers "
+            f"restart {name}` starts it again as it is",
             exit_code=2,
         )
-    if classpath is not None:
-        check_classpath(classpath)
-    given = None if kwargs is None else parse_kwargs(kwargs)
+    classpath, given = _class_and_kwargs(classpath, kwargs, source)
     with invocation(ctx).store() as store:
         if not no_check and (classpath is not None or given is not None):
             trigger_id, class_now = store.watcher_class(name)
@@ -122,6 +119,19 @@ def set_watcher(
         print(f"changed watcher {name}, which is held ({changed.hold}); `headgate watchers resume {name}` starts it")
     else:
         print(f"changed watcher {name}; a supervisor starts it again with the new values, see `headgate why {name}`")
+
+
+def _class_and_kwargs(
+    classpath: str | None, kwargs: str | None, source: str | None
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Return the class and the kwargs that are given, the source in place of both."""
+    if source is not None and (classpath, kwargs) != (None, None):
+        raise CommandError("--from names class and kwargs: give either it or these", exit_code=2)
+    if source is not None:
+        return parse_source(source)
+    if classpath is not None:
+        check_classpath(classpath)
+    return classpath, None if kwargs is None else parse_kwargs(kwargs)
 
 
 @app.command()

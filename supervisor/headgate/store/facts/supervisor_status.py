@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from sqlalchemy import insert, select, update
 
-from headgate.protocol.messages.runner import RunnerFigures
+from headgate.protocol.messages.runner import RunnerFigures, StallReason
 from headgate.store.db.bulk import chunks
 from headgate.store.db.fact_tables import STATUS_CHARS_MAX
 from headgate.store.db.transaction import Tx
@@ -78,6 +78,7 @@ class PublishedStatus(msgspec.Struct, frozen=True):
     unreadable: str | None = None
 
 
+_BROKER_AWAY: Final[StallReason] = "broker away"
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(SupervisorStatus)
 
@@ -111,6 +112,16 @@ def published(tx: Tx, triggerer_ids: Collection[int]) -> dict[int, PublishedStat
             as_of = max(row.at, row.latest_heartbeat)
             found[row.triggerer_id] = PublishedStatus(row.at, as_of, *_read(row.triggerer_id, row.figures))
     return found
+
+
+def brokers_away(tx: Tx, triggerer_ids: Collection[int]) -> dict[tuple[int, str], tuple[float, str]]:
+    """Return for how many seconds brokers have been away, and why, by the supervisor that says so and the stream."""
+    return {
+        (epoch, one.stream): (max(0.0, tx.now.timestamp() - one.held_since), one.last_error)
+        for epoch, each in published(tx, triggerer_ids).items()
+        for one in each.status.streams
+        if one.held == _BROKER_AWAY and one.held_since is not None
+    }
 
 
 def _read(triggerer_id: int, figures: str) -> tuple[SupervisorStatus, str | None]:

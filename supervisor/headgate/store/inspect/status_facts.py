@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Select, and_, false, func, literal_column,
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.status import (
     COUNTED_MAX,
+    BrokerAway,
     Drifted,
     Letters,
     Overdue,
@@ -23,8 +24,10 @@ from headgate.scheduling.status import (
     Unclaimed,
 )
 from headgate.scheduling.why import shortened
-from headgate.store.db.transaction import Tx
+from headgate.store.db.bulk import chunks
+from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.facts.drift import drifted
+from headgate.store.facts.supervisor_status import brokers_away
 from headgate.store.ids import instance_name
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
 from headgate.store.signals import waits
@@ -45,6 +48,7 @@ from headgate.store.tables import (
 from headgate.store.tasks import task_rows
 
 UNCLAIMED_S = 60.0  # a trigger that is added is claimed within `poll_interval_s`
+AWAY_S = 10.0  # a broker that is restarted is back by then
 LATE_S = 60.0  # a scheduler looks at what is due about every second
 SCHEDULED_LATE_S = 15 * 60.0  # tasks wait for workers and pools by design, but not so long
 FAILED_RUNS_S = 86_400.0
@@ -70,6 +74,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         unclaimed=unclaimed,
         troubled=_troubled(tx),
         overdue=_overdue(tx),
+        away=_away(tx),
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),
@@ -81,6 +86,22 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
 
 def _name(row: Any) -> str:
     return row.name or f"trigger-{row.id}"
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+def _away(tx: Tx) -> tuple[BrokerAway, ...]:
+    """Return the streams whose supervisors say that a broker is away."""
+    alive = tx.connection.execute(select(triggerer.c.id).where(is_alive()).limit(OWNERS_MAX)).scalars().all()
+    said = {where: away for where, away in brokers_away(tx, alive).items() if away[0] >= AWAY_S}
+    found: list[BrokerAway] = []
+    for some in chunks(sorted({digest for _, digest in said})):
+        columns = (stream.c.id, stream.c.name, stream.c.triggerer_id, stream.c.digest)
+        for row in tx.connection.execute(select(*columns).where(stream.c.digest.in_(some)).order_by(stream.c.id)):
+            if (of := said.get((row.triggerer_id, row.digest))) is not None:
+                found.append(BrokerAway(row.id, row.name, *of))
+    return tuple(found[:COUNTED_MAX])
 
 
 # --- triggers ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.rules import TaskRule, rule_name
+from headgate.protocol.messages.rules import SignalRule, rule_name
 from headgate.scheduling import signal_rules
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
@@ -36,7 +36,7 @@ from headgate.scheduling.why import (
 from headgate.store.access.tables import readable
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
-from headgate.store.facts.supervisor_status import published
+from headgate.store.facts.supervisor_status import brokers_away, published
 from headgate.store.ids import TaskInstanceId, instance_name
 from headgate.store.inspect import maps
 from headgate.store.inspect.dags import RUN_STATE
@@ -233,7 +233,8 @@ def _stream(tx: Tx, stream_id: int | None, trigger_id: int, liveness: Liveness) 
     )
     held_up_by = tuple((row.name or f"trigger-{row.id}", absence(tx, row)) for row in tx.connection.execute(others))
     owner = supervisor(tx, found.triggerer_id, liveness=liveness)
-    return StreamFacts(found.name, count, owner, held_up_by)
+    away = {} if owner is None else brokers_away(tx, [owner.epoch])
+    return StreamFacts(found.name, count, owner, held_up_by, *away.get((found.triggerer_id, found.digest), (None, "")))
 
 
 def has_stored_since() -> ColumnElement[bool]:
@@ -355,15 +356,18 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         map=of_map,
         map_state=of_run.own.get(task.task_id),
         seen={shown: seen[name] for name, shown in upstream.items() if name in seen},
-        rules=_rules(tx, task.id, spec),
+        rules=_rules(tx, task.id, spec, is_open=row.run_state not in ("success", "failed")),
         is_ending=bool(row.is_ending),
         old_owner=supervisor(tx, row.old_owner_id, liveness=liveness),
         endless=EndlessFacts(row.moves, _until(tx.now, row.begins_at)) if row.is_endless else None,
     )
 
 
-def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None) -> tuple[RuleFacts, ...]:
-    """Return the rules of a task about signals, and what users have asked for that has not acted."""
+def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None, *, is_open: bool) -> tuple[RuleFacts, ...]:
+    """Return the rules of a task about signals, and what users have asked for that has not acted.
+
+    Signals count as long as the run ``is_open``.
+    """
     named = {} if spec is None or spec.signals is None else {rule_name(rule): rule for rule in spec.signals.rules}
     rows = tx.connection.execute(
         select(signal_wait, signal_key.c.last_version)
@@ -379,7 +383,8 @@ def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None) -> tuple[Rul
     ]
     for name, rule in named.items():
         row = found.get(name)
-        last = None if isinstance(rule, TaskRule) or row is None else row.last_version or 0
+        counts = is_open and isinstance(rule, SignalRule)
+        last = row.last_version or 0 if row is not None and counts else None
         told.append(
             RuleFacts(
                 signal_rules.rule_text(rule),
@@ -391,6 +396,7 @@ def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None) -> tuple[Rul
                 asks="no" if row is None or not row.asks else "yes" if row.ask_at is None else "now",
                 error=None if row is None else row.decision_error,
                 decided=None if row is None else row.decided,
+                due_in_s=None if row is None else _until(tx.now, row.due_at),
             )
         )
     return tuple(told)

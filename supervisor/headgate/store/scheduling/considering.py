@@ -28,6 +28,7 @@ from headgate.store.tasks import deferral, task_rows
 from headgate.store.triggers import events as event_log
 
 CONSIDERED_MAX = 500  # waits of one transaction
+CONSIDERED_BYTES_MAX = 16 << 20  # values that are read in one transaction, but for those of one page more
 PAGE_VERSIONS_MAX = 20  # read at once, and held against one wait in one transaction: values of 1 MiB at most
 
 
@@ -88,14 +89,20 @@ class SignalDutyVerbs(Verbs):
         if not found:
             return Considered(has_more=waits.unmark_keys(tx, limit))
         looks = _Looks(tx)
-        of_rules = [wait for wait in found if wait.trigger_id is None and wait.dag_id is None and not wait.asks]
-        met = sum(looks.look_for_rule(wait) for wait in of_rules)
-        for_runs = sum(looks.look_for_dag(wait, wait.dag_id) for wait in found if wait.dag_id is not None)
-        asked = sum(looks.look_for_decision(wait) for wait in found if wait.asks)
+        met = for_runs = asked = 0
         ended: dict[OpenWait, FiredEvent] = {}
         for wait in found:
-            if wait.trigger_id is not None and (version := looks.look(wait, wait.trigger_id)) is not None:
-                ended[wait] = _event(wait.trigger_id, version)
+            if looks.bytes_read > CONSIDERED_BYTES_MAX:
+                break  # the rest is as it was
+            if wait.trigger_id is not None:
+                if (version := looks.look(wait, wait.trigger_id)) is not None:
+                    ended[wait] = _event(wait.trigger_id, version)
+            elif wait.dag_id is not None:
+                for_runs += looks.look_for_dag(wait, wait.dag_id)
+            elif wait.asks:
+                asked += looks.look_for_decision(wait)
+            else:
+                met += looks.look_for_rule(wait)
         events = list(ended.values())
         if events:
             event_log.insert_events(tx, events)
@@ -113,6 +120,7 @@ class _Looks:
     def __init__(self, tx: LeasedTx) -> None:
         self._tx = tx
         self._pages: dict[tuple[str, str, int], list[Version]] = {}
+        self.bytes_read = 0
 
     def look(self, wait: OpenWait, trigger_id: TriggerId) -> Version | None:
         """Return the version that ends a sensor; else move its wait behind those that do not, and return None."""
@@ -179,7 +187,8 @@ class _Looks:
         if place not in self._pages:
             where = {"namespace": wait.namespace, "key": wait.key, "after": wait.seen_version}
             rows = PAGE.run(self._tx.connection, **where, limit=PAGE_VERSIONS_MAX).fetchall()
-            self._pages[place] = [Version(row[0], bytes(row[1]), *row[2:]) for row in rows]
+            self._pages[place] = page = [Version(row[0], bytes(row[1]), *row[2:]) for row in rows]
+            self.bytes_read += sum(len(version.value) for version in page)
         return self._pages[place]
 
 

@@ -156,7 +156,10 @@ class DecidingVerbs(Verbs):
         rows = _locked(tx, _W.id.in_(list(question.places)))
         settled: Settled | None = None
         for row in rows:
-            if row.asked_by != tx.epoch or row.seen_version != question.places[row.id]:
+            if row.asked_by != tx.epoch:
+                continue
+            if row.seen_version != question.places[row.id]:  # it was passed over; what came since may be asked about
+                tx.connection.execute(update(signal_wait).where(_W.id == row.id).values(asked_by=null()))
                 continue
             answered = [_decision(one, does[one.row, one.version]) for one in decided.get(row.id, ())]
             failure = None if failed is None or failed.row != row.id else _Failure(failed, error, is_unloaded)

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from sqlalchemy import bindparam, select, update
 
+from headgate.protocol.encoded_values import count_items
 from headgate.protocol.messages import maps
 from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.maps import INSTANCES_MAX, Available, Counted, Elements, Worklist
-from headgate.protocol.values import count_items
 from headgate.scheduling import states
 from headgate.scheduling.states import TERMINAL, UNFINISHED
 from headgate.store.db.bulk import chunks

@@ -6,6 +6,9 @@ a transaction that ends a task sets the flag of its run last of all, and for tha
 the evaluation has locked. So either the end is committed before the evaluation begins, and is visible to it, or it sets
 the flag again afterwards.
 
+What stands in other rows is read by statements after the one that locks the run: that one would have PostgreSQL look
+again at the run alone, once it is locked, and show all else as it was before, with a flag that came with its change.
+
 An evaluation waits for no lock. Runs that another supervisor evaluates are skipped, and so are locked rows of tasks and
 DAGs; then the run keeps its flag, and is evaluated again. Waiting could deadlock, because the transaction that has
 locked such a row may wait for the run.
@@ -47,18 +50,22 @@ TASKS_PER_RUN_MAX = 500  # begun, or removed, in one transaction: some tens of m
 class Planned(msgspec.Struct, frozen=True):
     """Result of `plan`: the number of runs evaluated, of tasks that may be dispatched now, and the runs that ended.
 
-    ``in_triggers`` tasks began in their trigger, ``removed`` are no longer in their DAG. ``left`` runs must be
-    evaluated again, because there was too much to do at once, or a row was locked by another transaction. ``has_more``:
-    other runs may be dirty. ``unreadable``: the reason why a stored DAG cannot be read, by its name. ``instances`` of
-    mapped tasks were made, or are to begin again. ``has_rules``: signals may have to be held against rules.
+    ``in_triggers`` tasks began in their trigger, ``removed`` are no longer in their DAG. ``taken``: tasks that rules
+    have ended, or begun anew, while a worker or a trigger may have had them. ``left`` runs must be evaluated again,
+    because something has changed, there was too much to do at once, or a row was locked by another transaction; if
+    nothing ``has_changed``, only that. ``has_more``: other runs may be dirty. ``unreadable``: the reason why a stored
+    DAG cannot be read, by its name. ``instances`` of mapped tasks were made, or are to begin again. ``has_rules``:
+    signals may have to be held against rules.
     """
 
     evaluated: int = 0
     scheduled: int = 0
     in_triggers: int = 0
     removed: int = 0
+    taken: int = 0
     ended: dict[DagRunId, RunEnd] = {}
     left: int = 0
+    has_changed: bool = False
     has_more: bool = False
     unreadable: dict[str, str] = {}
     instances: int = 0
@@ -72,10 +79,11 @@ class PlanningVerbs(GraphVerbs):
     def plan(self, tx: LeasedTx, *, limit: int = RUNS_MAX) -> Planned:
         """Evaluate up to ``limit`` dirty runs, the oldest first: begin tasks and runs, skip tasks, end runs."""
         rows = _DIRTY.run(tx, self.graphs.unreadable(tx), limit=limit).fetchall()
+        terms = _TERMS.run_each(tx.connection, [{"of_id": row[0]} for row in rows])
         evaluation = _Evaluation(tx, self.graphs)
         left = 0
         unreadable: dict[str, str] = {}
-        for run in map(_Run._make, rows):
+        for run in (_Run(*row, *found[0]) for row, found in zip(rows, terms, strict=True)):
             try:
                 is_done = evaluation.evaluate(run)
             except SpecUnreadable as error:
@@ -95,8 +103,10 @@ class PlanningVerbs(GraphVerbs):
             scheduled=evaluation.scheduled,
             in_triggers=evaluation.in_triggers,
             removed=evaluation.removed,
+            taken=evaluation.taken,
             ended=evaluation.ended,
             left=left,
+            has_changed=bool(evaluation.has_changed or evaluation.scheduled or evaluation.in_triggers),
             has_more=has_more,
             unreadable=unreadable,
             instances=evaluation.instances,
@@ -105,17 +115,17 @@ class PlanningVerbs(GraphVerbs):
 
 
 class _Run(NamedTuple):
-    """The columns of `_DIRTY`, as the driver returns them."""
+    """The columns of `_DIRTY` and `_TERMS`, as the driver returns them."""
 
     id: DagRunId
     dag_row: DagRowId
     started_at: object
     ended_at: object
+    is_ending: bool
     is_paused: bool
     removed_at: object
     spec_hash: str
     max_active_runs: int
-    is_ending: bool
     has_asked: bool
 
     @property
@@ -126,17 +136,21 @@ class _Run(NamedTuple):
 
 _DIRTY = ReadableOnly(
     lambda readable: (
-        select(
-            *(dag_run.c.id, dag_run.c.dag_id, dag_run.c.started_at, dag_run.c.ended_at),
-            *(dag.c.is_paused, dag.c.removed_at, dag.c.spec_hash, dag.c.max_active_runs),
-            *(dag_run.c.is_ending, subscriptions.has_asked(dag_run.c.id)),
-        )
+        select(dag_run.c.id, dag_run.c.dag_id, dag_run.c.started_at, dag_run.c.ended_at, dag_run.c.is_ending)
         .join(dag)
         .where(text("dag_run.needs_look"), readable)
         .order_by(dag_run.c.id)
         .limit(bindparam("limit", type_=Integer()))
         .with_for_update(skip_locked=True, key_share=True, of=dag_run)
     )
+)
+_TERMS = Prepared(
+    select(
+        *(dag.c.is_paused, dag.c.removed_at, dag.c.spec_hash, dag.c.max_active_runs),
+        subscriptions.has_asked(dag_run.c.id),
+    )
+    .select_from(dag_run.join(dag))
+    .where(dag_run.c.id == bindparam("of_id"))
 )
 _CLEAR_FLAG = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=text("false")))
 
@@ -149,8 +163,8 @@ class _Evaluation:
         self._graphs = graphs
         self._locked_dags: dict[DagRowId, bool] = {}
         self._begun: set[DagRunId] = set()  # runs that waited; some of them are among those evaluated
-        self.scheduled = self.in_triggers = self.removed = self.instances = 0
-        self.has_rules = False
+        self.scheduled = self.in_triggers = self.removed = self.taken = self.instances = 0
+        self.has_rules = self.has_changed = False
         self.ended: dict[DagRunId, RunEnd] = {}
 
     @property
@@ -173,12 +187,14 @@ class _Evaluation:
                 return True  # it is flagged again when another run ends
         seen, is_done = self._apply_changes_of_dag(run, graph)
         if self._stop_maps(seen, graph):
+            self.has_changed = True
             return False
         for group in graph.groups:
             advanced = groups.advance(self._tx, seen, graph, group, may_start=run.may_begin, limit=TASKS_PER_RUN_MAX)
             self.instances += advanced.made
             self.scheduled += advanced.scheduled
             if advanced.has_ended:
+                self.has_changed = True
                 return False  # the states are other ones now
             is_done = is_done and advanced.is_done
         has_rules, may_end = bool(graph.ruled or run.has_asked or graph.spec.end_on), True
@@ -197,6 +213,8 @@ class _Evaluation:
             ("scheduled", decisions.scheduled),
         ):
             is_done = self._move(event, seen, names, graph) and is_done
+        if run.has_asked and decisions.scheduled:
+            subscriptions.note_begun(self._tx, [seen.ids[name] for name in decisions.scheduled])
         if graph.groups and (decisions.upstream_failed or decisions.upstream_skipped):
             return False  # instances of a group may wait for them
         if decisions.end is None or not is_done:
@@ -208,7 +226,8 @@ class _Evaluation:
     ) -> tuple[Decisions, bool]:
         """Return what becomes of the tasks of a run; and whether that is all, so that it may end with it.
 
-        It is not if tasks end whose ends may meet rules, or if signals were sent that may start something.
+        It is not if tasks end whose ends may meet rules, or trigger rules of tasks that signals have asked to start; or
+        if signals were sent that may start something.
         """
         now, is_ending = seen.for_rules(), bool(run.is_ending)
         decide = partial(planning.decide, graph, now, may_start=run.may_begin, is_ending=is_ending)
@@ -216,7 +235,8 @@ class _Evaluation:
         if not has_rules:
             return decisions, True
         going_on = decisions if decisions.end is None else decide(may_end=False)
-        if not graph.watched.isdisjoint((*going_on.upstream_failed, *going_on.upstream_skipped)):
+        ends = (*going_on.upstream_failed, *going_on.upstream_skipped)
+        if not graph.watched.isdisjoint(ends) or (ends and graph.ruled and decisions.end is not None):
             return going_on, False
         if decisions.end is not None and subscriptions.is_pending(self._tx, run.id):
             self.has_rules = True
@@ -240,6 +260,8 @@ class _Evaluation:
         acted = rules.act(self._tx, seen, graph, rows, may_start=may_start, limit=TASKS_PER_RUN_MAX)
         self.scheduled += acted.started
         self.in_triggers += acted.in_triggers
+        self.taken += acted.taken
+        self.has_changed = self.has_changed or acted.has_changed
         self.has_rules = self.has_rules or acted.has_freed
         return acted._replace(is_done=acted.is_done and followed.is_done)
 
@@ -271,6 +293,7 @@ class _Evaluation:
         locked = made.intersection(some) | task_rows.lock_fresh(self._tx, some.keys() - made)
         (row,) = states.of(event)
         task_rows.change_all(self._tx, row, sorted(locked))
+        self.has_changed = self.has_changed or bool(locked)
         if event == "scheduled":
             self.scheduled += len(locked)
             for instance, name in some.items():
@@ -315,11 +338,12 @@ class _Evaluation:
         # that supervisor sees the end, or begins its runs after this transaction.
         if not self._lock_dag(run.dag_row):
             return False
-        if dags.end_run(self._tx, run.id, end):
+        became = dags.end_run(self._tx, run.id, end)
+        if became == "ended":
             self.ended[run.id] = end
             if run.may_begin:
                 self._begin(run)
-        return True
+        return became != "busy"
 
     def _begin(self, run: _Run) -> None:
         self._begun |= _begin_waiting(self._tx, run.dag_row, run.max_active_runs)

@@ -17,7 +17,7 @@ from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.rules import Overlap, StoppedAs, TaskRule, rule_name, stopped_as_default
 from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.planning import Graph
-from headgate.scheduling.signal_rules import Act, Met
+from headgate.scheduling.signal_rules import BY_HAND_PLACE, Act, Met, Moment
 from headgate.scheduling.states import TERMINAL
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId
@@ -35,11 +35,12 @@ class Acted(NamedTuple):
     """How many tasks have started, of these in their trigger; whether any has another state; and whether that is all.
 
     It is not if another transaction has locked a row: then the run is to be evaluated again. If it ``holds``, a task is
-    to start as soon as its DAG is not paused any more.
+    to start as soon as its DAG is not paused any more. ``taken`` tasks may have a worker or a trigger.
     """
 
     started: int = 0
     in_triggers: int = 0
+    taken: int = 0
     has_changed: bool = False
     has_freed: bool = False  # rules that may be held against more signals now
     holds: bool = False
@@ -54,10 +55,15 @@ def follow(tx: Tx, seen: RunStates, graph: Graph, rows: Sequence[RuleRow]) -> Fo
 
 
 def ends_run(tx: Tx, run: DagRunId, rows: Sequence[RuleRow], *, is_ending: bool) -> bool:
-    """Have a run end if a rule says so that was met; return whether it is to end by that from now on."""
+    """Have a run end if a rule says so that was met; return whether it is to be evaluated again.
+
+    It is if it ends by that from now on, and if another signal is being held against the rule just now.
+    """
     met = [row for row in rows if row.instance is None and row.met_version is not None]
     if not met:
         return False
+    if len(subscriptions.unless_busy(tx, [row.id for row in met])) < len(met):
+        return True
     subscriptions.drop(tx, met)
     marks.reach("signals.run_ending")
     return not is_ending and dags.begin_end(tx, run)
@@ -117,6 +123,7 @@ def _add(one: Acted, other: Acted) -> Acted:
     return Acted(
         one.started + other.started,
         one.in_triggers + other.in_triggers,
+        one.taken + other.taken,
         one.has_changed or other.has_changed,
         one.has_freed or other.has_freed,
         one.holds or other.holds,
@@ -138,16 +145,28 @@ def _act_on(
     may_start: bool,
 ) -> Acted:
     spec = graph.tasks.get(name)
+    may_start = may_start and spec is not None
     if (rows := subscriptions.lock(tx, instance)) is None:
         return _BUSY
-    moments = {row.rule: (row.met_at, row.met_id or 0) for row in rows if row.met_at and row.met_version is not None}
-    asked = signal_rules.asked(
+    places = (
+        {}
+        if spec is None or spec.signals is None
+        else {rule_name(one): at for at, one in enumerate(spec.signals.rules)}
+    )
+    moments: dict[str, Moment] = {
+        row.rule: (row.met_at, row.met_id or 0, places.get(row.rule, BY_HAND_PLACE))
+        for row in rows
+        if row.met_at and row.met_version is not None
+    }
+    requests = signal_rules.asked(
         None if spec is None else spec.signals,
         moments,
         [Met(BY_HAND[rule], at, frozenset({rule})) for rule, at in moments.items() if rule in BY_HAND],
         is_ready=spec is not None and planning.is_ready(graph, spec, now),
         decided={row.rule: row.decided for row in rows if row.decided is not None},
     )
+    to_stop = signal_rules.to_last_stop(requests)
+    asked = requests if may_start or not to_stop else to_stop
     want = signal_rules.wanted(asked)
     if want is None:
         return Acted()
@@ -158,25 +177,35 @@ def _act_on(
         want,
         task.state,
         is_resumed=_is_resumed(tx, task),
-        may_start=may_start and spec is not None,
+        may_start=may_start,
         overlap=overlap,
     )
     if act == "wait":
         return Acted(holds=want.starts and spec is not None)
-    last = asked[-1].at
+    if to_stop:
+        _take_back(tx, rows, moments, to_stop[-1].at, requests[len(to_stop) :])
     if want.starts and act == "drop":
         # A start that is ignored. What is necessary, and not all there yet, has asked for none: it is not forgotten.
-        taken = [row for row in rows if any(row.rule in one.rules for one in asked)]
-    elif want.starts:
-        taken = rows
-    else:
-        # A stop takes back nothing that was sent after it: a necessary signal still counts for the next start.
-        taken = [row for row in rows if row.rule in moments and moments[row.rule] <= last]
-    acted = _do(tx, graph, name, task, act, taken, signal_rules.put_off(asked, overlap), _stopped_as(spec))
-    if not want.starts:
-        subscriptions.pass_over(tx, rows, last)
+        subscriptions.drop(tx, [row for row in rows if any(row.rule in one.rules for one in asked)])
+    acted = _do(tx, graph, name, task, act, rows, signal_rules.put_off(asked, overlap), _stopped_as(spec))
     marks.reach("signals.action_written")
-    return acted._replace(has_freed=any(row.is_held for row in rows), acts=1)
+    # The trigger of a stream runs also while its task is scheduled.
+    is_taken = acted.has_changed and task.state in signal_rules.ALIVE
+    holds = spec is not None and len(asked) < len(requests)
+    return acted._replace(taken=int(is_taken), has_freed=any(row.is_held for row in rows), holds=holds, acts=1)
+
+
+def _take_back(
+    tx: Tx, rows: Sequence[RuleRow], moments: Mapping[str, Moment], stopped_at: Moment, later: Sequence[Met]
+) -> None:
+    """Drop what a stop takes back, which is all that was sent before it, also if that was not held against its rule.
+
+    What was sent after it stays: a necessary signal still counts for the next start.
+    """
+    kept = frozenset[str]().union(*(one.rules for one in later))
+    before = {rule for rule, at in moments.items() if at <= stopped_at} - kept
+    subscriptions.drop(tx, [row for row in rows if row.rule in before])
+    subscriptions.pass_over(tx, rows, stopped_at[:2])
 
 
 def _do(
@@ -191,14 +220,12 @@ def _do(
 ) -> Acted:
     match act:
         case "drop":
-            subscriptions.drop(tx, rows)
             return Acted()
         case "join":
             subscriptions.join(tx, task.id)
             return Acted()
         case "stop":
             user_actions.mark_one(tx, task, stopped_as, "a signal stopped it" if stopped_as == "failed" else None)
-            subscriptions.drop(tx, rows)
             tx.notify()  # whoever has its worker, or its trigger, ends it
             return Acted(has_changed=True)
         case _:

@@ -28,21 +28,39 @@ def is_waiting() -> ColumnElement[bool]:
     return and_(IS_OPEN, or_(of_sensor, and_(signal_wait.c.rule.is_not(None), of_run), of_dag))
 
 
-def is_needed() -> ColumnElement[bool]:
-    """Return the condition that a version was not yet held against a wait for it: such a one is not cleaned away."""
+def is_waited_for() -> ColumnElement[bool]:
+    """Return the condition that a version was not yet held against a wait for it."""
+    return exists(ONE).where(
+        signal_key.c.id == signal.c.key_id, *_OF_KEY, signal_wait.c.seen_version < signal.c.version, is_waiting()
+    )
+
+
+def may_be_waited_for() -> ColumnElement[bool]:
+    """Return the condition that a version was sent since an open run was created, of which a sensor may wait for it.
+
+    A sensor has no wait until it begins. A rule has one from the first evaluation of its run on, and then that counts.
+    """
+    of_run = and_(signal_wait.c.dag_run_id == signal_start.c.dag_run_id, signal_wait.c.rule.is_not(None))
+    has_rule = exists(ONE).where(of_run, *_OF_KEY).correlate(signal_key, signal_start)
     return exists(ONE).where(
         signal_key.c.id == signal.c.key_id,
-        signal_wait.c.namespace == signal_key.c.namespace,
-        signal_wait.c.key == signal_key.c.key,
-        signal_wait.c.seen_version < signal.c.version,
-        is_waiting(),
+        signal_start.c.namespace == signal_key.c.namespace,
+        signal_start.c.key == signal_key.c.key,
+        signal_start.c.version < signal.c.version,
+        dag_run.c.id == signal_start.c.dag_run_id,
+        dag_run.c.ended_at.is_(None),
+        ~has_rule,
     )
+
+
+_OF_KEY = (signal_wait.c.namespace == signal_key.c.namespace, signal_wait.c.key == signal_key.c.key)
 
 
 def is_old(before: datetime) -> ColumnElement[bool]:
     """Return the condition that a version may be cleaned away: it is older, not the newest of its key, nor needed."""
     has_newer = exists(ONE).where(signal_key.c.id == signal.c.key_id, signal_key.c.last_version > signal.c.version)
-    return and_(signal.c.sent_at < before, has_newer, ~is_needed())
+    # Each by itself: of two conditions that are joined by OR, PostgreSQL asks again for each version.
+    return and_(signal.c.sent_at < before, has_newer, ~is_waited_for(), ~may_be_waited_for())
 
 
 def has_listener(namespace: str, key: str) -> ColumnElement[bool]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from uuid import uuid4
 
+from headgate.protocol.encoded_values import encoding_problem
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.protocol.messages.signals import AUTOMATIC, SIGNAL_BYTES_MAX
 from headgate.protocol.values import encode_value
@@ -43,7 +44,7 @@ def feed(tx: Tx, events: Mapping[int, FiredEvent], feeds: Mapping[int, Feed]) ->
 
 def _signal(event_id: int, event: FiredEvent, watcher: str, namespace: str, key: str) -> NewSignal:
     value = event.payload
-    if len(value) > SIGNAL_BYTES_MAX:
+    if len(value) > SIGNAL_BYTES_MAX or encoding_problem(value) is not None:
         # The event is stored, so it is not refused for that: whoever reads the signal finds it by its id.
         value = encode_value({"event_id": event_id, "bytes": len(value)}, where="the signal of an event")
     # What has an event sent once is that the log has it once. A dedup that somebody else could guess would keep it out.

@@ -9,12 +9,14 @@ for each other; after the rows of tasks, and before those of runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 
 import msgspec
 from sqlalchemy import bindparam, delete, func, select, true, update
 
 from headgate.protocol import marks
+from headgate.protocol.encoded_values import encoding_problem
 from headgate.protocol.messages.signals import (
     DEFAULT_NAMESPACE,
     KEYS_MAX,
@@ -26,7 +28,7 @@ from headgate.protocol.messages.signals import (
 )
 from headgate.store.db.bulk import Kind, find, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.times import bound
+from headgate.store.db.times import DatabaseNow, bound, read
 from headgate.store.db.transaction import Tx
 from headgate.store.errors import ValueRefused
 from headgate.store.ids import DagRunId
@@ -56,6 +58,8 @@ class NewSignal(msgspec.Struct, frozen=True):
         """
         if (problem := signal_problem(said)) is not None:
             raise ValueRefused(problem)
+        if (problem := encoding_problem(said.value)) is not None:
+            raise ValueRefused(f"the value of the signal {said.key!a:.60} {problem}")
         if said.is_of_run and dag_run is None:
             raise ValueRefused(f"the signal {said.key!a:.60} is for its sender's run alone, and the sender has none")
         run = dag_run if said.is_of_run else None
@@ -96,6 +100,12 @@ _SEEN = Prepared(
         signal_wait.c.namespace == bindparam("namespace"), signal_wait.c.key == bindparam("key"), is_waiting()
     )
 )
+_NEWEST_AT = (
+    select(signal.c.sent_at)
+    .where(signal.c.key_id == bindparam("of_id"), signal.c.version == bindparam("version"))
+    .scalar_subquery()
+)
+_MOMENT = Prepared(select(DatabaseNow(), _NEWEST_AT))
 _DEDUP = Kind(signal, ("key_id", "dedup"))
 _NEW = Kind(signal, ("key_id", "version", "value", "dedup", "dag_run_id", "sender", "sent_at"))
 
@@ -114,13 +124,13 @@ def send(tx: Tx, signals: Sequence[NewSignal], *, is_limited: bool = True) -> li
     for address, indexes in sorted(by_address.items()):
         keys[address] = key = _locked(tx, address, is_limited=is_limited)
         sent |= _versions(tx, key, {index: signals[index] for index in indexes})
-    now = bound(tx.connection, tx.now)  # after the locks: later versions have later times
-    rows = [
-        (keys[one.namespace, one.key].id, sent[index].version, one.value, one.dedup, one.dag_run, one.sender, now)
-        for index, one in enumerate(signals)
-        if sent[index].is_new
-    ]
-    if rows:
+    new = [(one, sent[index].version) for index, one in enumerate(signals) if sent[index].is_new]
+    if new:
+        now = bound(tx.connection, _moment(tx, keys.values()))
+        rows = [
+            (keys[one.namespace, one.key].id, version, one.value, one.dedup, one.dag_run, one.sender, now)
+            for one, version in new
+        ]
         inserted = insert_new(tx.connection, _NEW, rows, returning=("id",))
         assert len(inserted) == len(rows), "the keys are locked"
         for key in keys.values():
@@ -177,6 +187,21 @@ def _versions(tx: Tx, key: _Key, signals: Mapping[int, NewSignal]) -> dict[int, 
             versions[one.dedup] = version
         sent[index] = SentSignal(versions[one.dedup], is_new)
     return sent
+
+
+def _moment(tx: Tx, keys: Iterable[_Key]) -> datetime:
+    """Return when versions are sent that are the next of these locked keys: later ones never have earlier times.
+
+    What rules meet acts in the order of these times. So it is not the time of the transaction, which may have waited
+    for the keys; and it is none before that of the newest version, should the clock have been set back.
+    """
+    moments: list[datetime] = []
+    for key in keys:
+        now, newest = _MOMENT.run(tx.connection, of_id=key.id, version=key.last_version).fetchone()
+        moments.append(read(tx.connection, now) if tx.clock is None else tx.clock())
+        if newest is not None:
+            moments.append(read(tx.connection, newest))
+    return max(moments)
 
 
 def _move(tx: Tx, key: _Key, version: int) -> None:

@@ -6,14 +6,15 @@ row; who evaluates the run has that act, and takes it from the row, in the trans
 
 Rows by hand stand for what a user asks for: a start, a restart, or a stop of one task. They act in the same way.
 
-**Locks.** Rows are locked before tasks. An evaluation has its run locked already, so it waits for no row.
+**Locks.** Rows are locked before tasks, and runs after both. An evaluation has its run locked already, so it waits for
+no row. Rows by hand are locked after their run, by everybody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
@@ -33,7 +34,15 @@ from sqlalchemy import (
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.queries import StartSignal, StartSignals
-from headgate.protocol.messages.rules import Action, Rule, SignalRule, TaskRule, encode_predicate, rule_name
+from headgate.protocol.messages.rules import (
+    STARTING,
+    Action,
+    Rule,
+    SignalRule,
+    TaskRule,
+    encode_predicate,
+    rule_name,
+)
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.protocol.values import encode_value
 from headgate.store.access.tables import ONE
@@ -48,6 +57,8 @@ from headgate.store.tables import signal, signal_key, signal_wait, task_instance
 
 BY_HAND: Final[dict[str, Action]] = {f"by hand {action}": action for action in ("START", "RESTART", "STOP")}
 _BY_HAND_OF: Final = {action: name for name, action in BY_HAND.items()}
+_Place: TypeAlias = tuple[TaskInstanceId | None, str]  # of a rule: its task, None for the run, and its name
+NEW_MAX: Final = 5000  # made in one transaction: some tenths of a second
 NO_KEY: Final = ""  # of rows that are about no signal; those about a task have its id in place of a namespace
 CLOCK: Final = "every"  # the same of those about the time
 
@@ -136,7 +147,7 @@ def follow(
     end_on: Sequence[SignalRule] = (),
 ) -> Followed:
     """Make, change and delete rows of a run as its tasks have rules now, by their instances, and as it has to end."""
-    wanted: dict[tuple[TaskInstanceId | None, str], tuple[TaskSpec | None, Rule]] = {
+    wanted: dict[_Place, tuple[TaskSpec | None, Rule]] = {
         (instance, rule_name(rule)): (task, rule)
         for instance, task in tasks.items()
         if task.signals is not None
@@ -152,19 +163,48 @@ def follow(
         and isinstance(of[1], SignalRule)
         and _how(of[0]) != (bool(row.takes_each), bool(row.asks))
     }
-    free = _unless_busy(tx, [*gone, *changed])
-    for some in chunks(sorted(free.intersection(gone))):
-        tx.connection.execute(delete(signal_wait).where(_W.id.in_(some)))
-    for id_ in sorted(free.intersection(changed)):
-        takes_each, asks = _how(changed[id_])
-        # What was to be decided is looked at again: the code that would decide it may be gone.
-        again = {"is_fresh": _W.is_held.is_(False), **_UNASKED}
-        terms = {"takes_each": takes_each, "asks": asks} | again
-        tx.connection.execute(update(signal_wait).where(_W.id == id_).values(terms))
+    free = unless_busy(tx, [*gone, *changed])
     new = {place: of for place, of in wanted.items() if place not in known}
-    for (instance, name), (task, rule) in new.items():
-        _make(tx, run, instance, name, rule, task)
-    return Followed(bool(free or new), is_done=len(free) == len(gone) + len(changed))
+    for id_ in sorted(free.intersection(changed)):
+        _change(tx, id_, changed[id_])
+    going_on = _going_on(tx, gone, new)
+    for id_, place in going_on.items():
+        task, rule = new.pop(place)
+        assert isinstance(rule, SignalRule)
+        if id_ in free:  # else at the next evaluation
+            _change(tx, id_, task, rule=place[1], predicate=encode_predicate(rule.predicate))
+    for some in chunks(sorted(free.intersection(gone) - going_on.keys())):
+        tx.connection.execute(delete(signal_wait).where(_W.id.in_(some)))
+    made = dict(list(new.items())[:NEW_MAX])
+    _make(tx, run, made)
+    return Followed(bool(free or made), is_done=len(free) == len(gone) + len(changed) and len(made) == len(new))
+
+
+def _going_on(tx: Tx, gone: Collection[int], new: Mapping[_Place, tuple[TaskSpec | None, Rule]]) -> dict[int, _Place]:
+    """Return the rows of rules that are gone with which new ones go on: of the same task, and about the same key.
+
+    So a rule whose predicate is another one in the file is not held against the same signals again, and what it has
+    remembered is not forgotten.
+    """
+    left: dict[tuple[object, ...], list[int]] = {}
+    columns = (_W.id, _W.task_instance_id, _W.namespace, _W.key)
+    for some in chunks(sorted(gone)):
+        rows = select(*columns).where(_W.id.in_(some), _W.key != NO_KEY).order_by(_W.id)
+        for id_, *about in tx.connection.execute(rows):
+            left.setdefault(tuple(about), []).append(id_)
+    found: dict[int, _Place] = {}
+    for place, (_, rule) in new.items():
+        if isinstance(rule, SignalRule) and (ids := left.get((place[0], rule.namespace, rule.key))):
+            found[ids.pop(0)] = place
+    return found
+
+
+def _change(tx: Tx, row: int, task: TaskSpec | None, **rule: object) -> None:
+    takes_each, asks = _how(task)
+    # What was to be decided is looked at again: the code that would decide it may be gone.
+    again = {"is_fresh": _W.is_held.is_(False), **_UNASKED}
+    terms = {"takes_each": takes_each, "asks": asks} | again | rule
+    tx.connection.execute(update(signal_wait).where(_W.id == row).values(terms))
 
 
 def _how(task: TaskSpec | None) -> tuple[bool, bool]:
@@ -173,7 +213,7 @@ def _how(task: TaskSpec | None) -> tuple[bool, bool]:
     return (rules is not None and rules.overlap == "each", rules is not None and rules.asks)
 
 
-def _unless_busy(tx: Tx, ids: Sequence[int]) -> set[int]:
+def unless_busy(tx: Tx, ids: Sequence[int]) -> set[int]:
     """Lock rows, and return those that no other transaction has locked: who considers signals waits for the run."""
     found: set[int] = set()
     for some in chunks(sorted(ids)):
@@ -182,22 +222,29 @@ def _unless_busy(tx: Tx, ids: Sequence[int]) -> set[int]:
     return found
 
 
-def _make(tx: Tx, run: DagRunId, instance: TaskInstanceId | None, name: str, rule: Rule, task: TaskSpec | None) -> None:
-    about: tuple[Any, ...]
-    takes_each, asks = False, False
-    of_clock = ticks.NEVER
-    if isinstance(rule, SignalRule):
-        task_id = None if task is None else task.task_id
-        seen = waits.seen_before(tx, run, rule.namespace, rule.key, rule.since, rule=name, task_id=task_id)
-        about = (rule.namespace, rule.key, encode_predicate(rule.predicate), seen, True)
-        takes_each, asks = _how(task)
-    elif isinstance(rule, TaskRule):
-        about = (rule.task_id, NO_KEY, None, 0, False)
-    else:
-        of_clock = ticks.first(tx, rule)
-        about = (CLOCK, NO_KEY, None, of_clock.met_version or 0, False)
-    row = (run, instance, name, *about, takes_each, *of_clock[:5], asks, *of_clock[5:])
-    insert_new(tx.connection, _NEW, [row], returning=("id",))
+def _make(tx: Tx, run: DagRunId, new: Mapping[_Place, tuple[TaskSpec | None, Rule]]) -> None:
+    rows: list[tuple[Any, ...]] = []
+    known: dict[tuple[str | None, ...], int] = {}  # many rules are about few keys
+    for (instance, name), (task, rule) in new.items():
+        about: tuple[Any, ...]
+        takes_each, asks = False, False
+        of_clock = ticks.NEVER
+        if isinstance(rule, SignalRule):
+            of = (name, None if task is None else task.task_id) if rule.since == "last_run" else ("", None)
+            place = (rule.namespace, rule.key, rule.since, *of)
+            if place not in known:
+                since = (rule.namespace, rule.key, rule.since)
+                known[place] = waits.seen_before(tx, run, *since, rule=of[0], task_id=of[1])
+            about = (rule.namespace, rule.key, encode_predicate(rule.predicate), known[place], True)
+            takes_each, asks = _how(task)
+        elif isinstance(rule, TaskRule):
+            about = (rule.task_id, NO_KEY, None, 0, False)
+        else:
+            of_clock = ticks.first(tx, rule)
+            about = (CLOCK, NO_KEY, None, of_clock.met_version or 0, False)
+        rows.append((run, instance, name, *about, takes_each, *of_clock[:5], asks, *of_clock[5:]))
+    if rows:
+        insert_new(tx.connection, _NEW, rows, returning=("id",))
 
 
 _IS_PENDING = or_(_W.is_fresh, exists(ONE).where(waits.SAME_KEY, signal_key.c.last_version > _W.seen_version))
@@ -275,7 +322,7 @@ def meet_by_end(tx: Tx, row: RuleRow, number: int, state: TaskState, ended_at: d
 
 
 def ask(tx: Tx, run: DagRunId, instance: TaskInstanceId, action: Action) -> None:
-    """Record that a user wants a task to start, to restart, or to stop."""
+    """Record that a user wants a task to start, to restart, or to stop. The caller has locked the run."""
     name = _BY_HAND_OF[action]
     met = {"met_version": 1, "met_value": None, "met_at": tx.now, "is_held": False}
     values = {"dag_run_id": run, "task_instance_id": instance, "rule": name, "namespace": "", "key": NO_KEY}
@@ -284,10 +331,15 @@ def ask(tx: Tx, run: DagRunId, instance: TaskInstanceId, action: Action) -> None
     tx.mark_run_dirty(run)
 
 
-def take_back(tx: Tx, instance: TaskInstanceId, action: Action) -> None:
-    """Take back what a user has asked for."""
-    asked = (_W.task_instance_id == instance, _W.rule == _BY_HAND_OF[action])
-    tx.connection.execute(update(signal_wait).where(*asked).values(_FORGET))
+def note_begun(tx: Tx, instances: Sequence[TaskInstanceId]) -> None:
+    """Record that tasks have begun by themselves, which users had asked to start: they do not start once more by that.
+
+    In a run that is to end nothing starts by rules, but what is still to begin in it does.
+    """
+    started = [name for name, action in BY_HAND.items() if action in STARTING]
+    for some in chunks(instances):
+        asked = (_W.task_instance_id.in_(some), _W.rule.in_(started), _W.met_version.is_not(None))
+        tx.connection.execute(update(signal_wait).where(*asked).values(_FORGET))
 
 
 _FORGET = {name: null() for name in ("met_version", "met_value", "met_at", "met_id", "decided")}

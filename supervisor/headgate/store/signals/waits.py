@@ -14,13 +14,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from sqlalchemy import Integer, and_, bindparam, delete, exists, false, func, literal_column, or_, select, text, update
+from sqlalchemy import (
+    Integer,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    false,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 
 from headgate.protocol.messages.dags import DagSpec
 from headgate.protocol.messages.rules import SignalRule, encode_predicate
 from headgate.protocol.messages.signals import Predicate, SignalWait, Since
 from headgate.store.access.tables import ONE
-from headgate.store.db.bulk import Kind, find, insert_new
+from headgate.store.db.bulk import ROWS_PER_STATEMENT_MAX, Kind, chunks, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound
 from headgate.store.db.transaction import Tx
@@ -114,6 +128,10 @@ def note_starts(tx: Tx, run: DagRunId, spec: DagSpec) -> None:
     wanted = sorted({(one.namespace, one.key) for one in keys})
     if not wanted:
         return
+    # A key that is being forgotten begins anew with version 1: that is waited for, and one is not forgotten meanwhile.
+    for some in chunks(wanted, ROWS_PER_STATEMENT_MAX):
+        of_keys = tuple_(signal_key.c.namespace, signal_key.c.key).in_(some)
+        tx.connection.execute(select(signal_key.c.id).where(of_keys).with_for_update(read=True, key_share=True)).all()
     found = find(tx.connection, _KEY, wanted, returning=("namespace", "key", "last_version"))
     versions = {(namespace, key): version for namespace, key, version in found}
     rows = [(run, *address, versions.get(address, 0)) for address in wanted]

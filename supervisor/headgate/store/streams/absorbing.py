@@ -12,9 +12,9 @@ from typing import NamedTuple
 from sqlalchemy import bindparam, select
 
 from headgate.protocol import marks
+from headgate.protocol.encoded_values import split_items
 from headgate.protocol.errors import ValueMalformed
 from headgate.protocol.messages.task_streams import PAGE_ROWS
-from headgate.protocol.values import split_items
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.errors import ValueRefused

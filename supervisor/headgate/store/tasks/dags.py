@@ -342,21 +342,22 @@ def remove_task(tx: Tx, instance: TaskInstanceId) -> bool:
     return True
 
 
-def end_run(tx: Tx, run: DagRunId, state: RunEnd) -> bool:
-    """End a run that has no unfinished task; return whether this call ended it.
+def end_run(tx: Tx, run: DagRunId, state: RunEnd) -> Literal["ended", "goes on", "busy"]:
+    """End a run that has no unfinished task; return what has become of it.
 
     Its row is locked before its tasks are read, and a clear updates both: no run ends over a task that is being
-    cleared. Its rules about signals act no more; if signals are being held against them just now, it does not end.
+    cleared, which flags it again. Its rules about signals act no more; if signals are being held against them just now
+    ("busy"), it does not end, and nobody flags it if none of them fits.
     """
     running = and_(dag_run.c.id == run, dag_run.c.state == "running")
     if tx.connection.execute(select(dag_run.c.id).where(running).with_for_update(key_share=True)).first() is None:
-        return False
+        return "goes on"
     if tx.connection.execute(select(run_states.has_unfinished()), {"of_run": run}).scalar_one():
-        return False
+        return "goes on"
     if not subscriptions.close(tx, run):
-        return False
+        return "busy"
     tx.connection.execute(update(dag_run).where(running).values(state=state, ended_at=tx.now))
-    return True
+    return "ended"
 
 
 def begin_end(tx: Tx, run: DagRunId) -> bool:
@@ -364,12 +365,14 @@ def begin_end(tx: Tx, run: DagRunId) -> bool:
 
     It ends with what is under way otherwise.
     """
+    open_run = (dag_run.c.id == run, dag_run.c.ended_at.is_(None), dag_run.c.removed_at.is_(None))
+    ending = update(dag_run).where(*open_run).values(is_ending=true(), needs_look=true())
+    if not tx.connection.execute(ending).rowcount:
+        return False
     of_run = (task_instance.c.dag_run_id == run, task_instance.c.is_endless, task_rows.is_in(*states.UNFINISHED))
     for instance in tx.connection.execute(select(task_instance.c.id).where(*of_run)).scalars().all():
         subscriptions.ask(tx, run, instance, "STOP")
-    open_run = (dag_run.c.id == run, dag_run.c.ended_at.is_(None), dag_run.c.removed_at.is_(None))
-    ending = update(dag_run).where(*open_run).values(is_ending=true(), needs_look=true())
-    return bool(tx.connection.execute(ending).rowcount)
+    return True
 
 
 def reopen(tx: Tx, run: DagRunId) -> None:

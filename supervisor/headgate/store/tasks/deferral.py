@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import Integer, bindparam, exists, func, select, update
 
 from headgate.protocol import marks
+from headgate.protocol.encoded_values import set_items
 from headgate.protocol.messages.dags import (
     CLASSPATH_CHARS_MAX,
     ID_CHARS_MAX,
@@ -25,7 +26,6 @@ from headgate.protocol.messages.runner import KWARGS_BYTES_MAX, FinishedTrigger,
 from headgate.protocol.messages.signals import SignalWait
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepDeferred
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
-from headgate.protocol.values import set_items
 from headgate.scheduling import states
 from headgate.store.access.tables import ONE
 from headgate.store.db.prepared import Prepared
@@ -45,8 +45,8 @@ _C = task_instance.c
 TIMED_OUT_MAX = 500  # tasks of one transaction: some tens of milliseconds
 
 _TIMEOUT = {
-    "trigger_timeout": "the trigger had not fired when the timeout of the deferral was over",
-    "execution_timeout": f"{EXECUTION_TIMEOUT_OVER}: the trigger that it waited for had not fired",
+    "trigger_timeout": "what it waited for had not come when the timeout of the deferral was over",
+    "execution_timeout": f"{EXECUTION_TIMEOUT_OVER}: what it waited for had not come",
 }
 
 

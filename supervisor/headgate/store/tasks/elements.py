@@ -144,15 +144,21 @@ def _shown(value: bytes) -> str:
 # --- what instances append -----------------------------------------------------------------------
 
 
-def append(tx: Tx, instance: TaskInstanceId, appended: Appended) -> None:
-    """Store what a step of an instance appends to what its task is expanded over; those there already by key are not.
+def own_beside(tx: Tx, instance: TaskInstanceId, task_id: str) -> TaskInstanceId | None:
+    """Return the own row of a task in the run of an instance; None if the run has no such task any more."""
+    row = _OWN_BESIDE.run(tx.connection, of_instance=instance, of_task=task_id).fetchone()
+    return None if row is None else TaskInstanceId(row[0])
 
-    The own row of the task is locked, which gives the values one order. Raises `ValueRefused` if there are too many.
+
+def append(tx: Tx, instance: TaskInstanceId, appended: Appended) -> None:
+    """Store what a step appends to what a task is expanded over, of which this is the own row, and is locked.
+
+    That gives the values one order. Those that are there already by key are not stored. Raises `ValueRefused` if there
+    are too many.
     """
-    row = _OWN_BESIDE.run(tx.connection, of_instance=instance, of_task=appended.task_id).fetchone()
-    own = None if row is None else task_rows.locked(tx, row[0])
+    own = task_rows.locked(tx, instance)
     if own is None or own.state is not TaskState.NONE:
-        return  # the DAG has it no more, or a user has ended it
+        return  # a user has ended it
     length, _ = _of(tx, own.id)
     new = _new_by_key(tx, own.id, appended.values, appended.keys)
     longest = max((len(value) for value, _ in new), default=0)
@@ -262,7 +268,8 @@ def emit_again(tx: Tx, instance: TaskInstanceId) -> None:
 def forget(tx: Tx, task: LockedTask) -> None:
     """Drop the elements of a task that a user has cleared, unless it goes on in its stream.
 
-    If a result stands for one of them, they stay, and the task has to emit them again, as in a retry.
+    If a result stands for one of them, they stay, and the task has to emit them again, as in a retry. So do values that
+    were appended to a mapped task, as long as one of its instances is not cleared with it.
     """
     if not among(tx, [task.id]):
         return
@@ -274,14 +281,19 @@ def forget(tx: Tx, task: LockedTask) -> None:
 
 
 def _has_results_over(tx: Tx, task: LockedTask) -> bool:
-    """Whether an instance of a task that is expanded over the elements of this one has begun, and was not cleared."""
+    """Whether an instance of a task that is expanded over the elements of this one has begun, and was not cleared.
+
+    What instances append are elements of the mapped task to which they do; those that were skipped may have appended.
+    """
     rows = task_instance.join(dag_run).join(dag)
     row = tx.connection.execute(
         select(dag.c.name, dag.c.spec, _C.task_id).select_from(rows).where(_C.id == task.id)
     ).one()
-    over = [one.task_id for one in read_spec(row.name, row.spec).tasks if _is_over(one, row.task_id)]
+    tasks = read_spec(row.name, row.spec).tasks
+    appending = [one.task_id for one in tasks if _is_appended_to(one, row.task_id)]
+    over = appending or [one.task_id for one in tasks if _is_over(one, row.task_id)]
     resumed = and_(task_rows.is_in(TaskState.SCHEDULED), ~is_unbegun(TaskState.SCHEDULED))
-    begun = or_(task_rows.is_in(*_BEGUN), resumed)
+    begun = or_(task_rows.is_in(*_BEGUN, *([TaskState.SKIPPED] if appending else [])), resumed)
     instances = (_C.dag_run_id == task.dag_run_id, _C.map_index >= 0, _C.task_id.in_(over))
     return tx.connection.execute(select(_C.id).where(*instances, begun).limit(1)).first() is not None
 
@@ -290,3 +302,8 @@ def _is_over(task: TaskSpec, task_id: str) -> bool:
     return task.map is not None and any(
         isinstance(one, maps.Elements) and one.task_id == task_id for one in maps.of_tasks(task.map.source)
     )
+
+
+def _is_appended_to(task: TaskSpec, task_id: str) -> bool:
+    source = None if task.map is None else task.map.source
+    return isinstance(source, maps.Worklist) and source.task_id == task_id

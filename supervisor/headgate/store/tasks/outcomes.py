@@ -21,6 +21,7 @@ from headgate.protocol.messages.queries import StartSignals
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.protocol.messages.signals import SentSignal
 from headgate.protocol.messages.steps import (
+    Appended,
     StepDeferred,
     StepFailed,
     StepHandled,
@@ -247,9 +248,14 @@ def _store_elements(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
 
 def _append(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
     """Store what steps that went well append to what their tasks are expanded over."""
+    found: list[tuple[TaskInstanceId, Appended]] = []
     for end in ends:
-        if isinstance(end.outcome, StepSucceeded | StepSkipped | StepHandled) and end.outcome.appended is not None:
-            elements.append(tx, end.id, end.outcome.appended)
+        if isinstance(end.outcome, StepSucceeded | StepSkipped | StepHandled) and (some := end.outcome.appended):
+            if (own := elements.own_beside(tx, end.id, some.task_id)) is not None:
+                found.append((own, some))
+    # By id, so that two transactions that append to the same tasks do not deadlock; to each in the order of the ends.
+    for own, some in sorted(found, key=lambda one: one[0]):
+        elements.append(tx, own, some)
 
 
 def _go_on_with_streams(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState]:

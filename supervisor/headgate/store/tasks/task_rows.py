@@ -7,7 +7,7 @@ for the lock, finds the state or the token changed, and changes nothing: of an e
 exactly one wins (I8).
 
 Locks are taken in one order: a task's row first, then its trigger's row, and rows of runs last of all. A transition to
-a terminal state, or to ``none``, marks the run dirty, so that the scheduler evaluates it.
+a terminal state, to ``none`` or to ``up_for_retry`` marks the run dirty, so that the scheduler evaluates it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ from headgate.store.tables import task_instance, trigger, triggerer
 from headgate.store.triggers.dead_letters import storable_text
 
 _C = task_instance.c
-_SEEN_BY_RUN = TERMINAL | {TaskState.NONE}  # states in which a task may let others of its run begin, or end it
+# States in which a task may let others of its run begin, or end it; or be begun by signals that it was too busy for.
+_SEEN_BY_RUN = TERMINAL | {TaskState.NONE, TaskState.UP_FOR_RETRY}
 Statement = TypeVar("Statement", bound=GenerativeSelect)
 
 

@@ -22,12 +22,13 @@ from sqlalchemy import (
     select,
 )
 
+from headgate.protocol.encoded_values import values_in
+from headgate.protocol.messages import MALFORMED
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX, TaskSpec, TaskState
 from headgate.protocol.messages.maps import Elements, Output, OwnValue
 from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.messages.start_triggers import Listed, OwnSource
 from headgate.protocol.messages.steps import XCom
-from headgate.protocol.values import values_in
 from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_or_replace
 from headgate.store.db.prepared import Prepared
@@ -164,7 +165,7 @@ def xcoms_of(payload: bytes) -> tuple[XCom, ...]:
     """Return the XComs in the payload of an event that ends its task, still encoded. Raises `ValueRefused`."""
     try:
         end = _END_PAYLOAD.decode(payload)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ValueRefused(f"the XComs of the event cannot be read: {error}") from error
     left = {} if end is None or end.xcoms is None else end.xcoms
     return tuple(XCom(key, bytes(value)) for key, value in left.items())

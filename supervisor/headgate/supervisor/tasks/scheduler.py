@@ -39,18 +39,25 @@ class SchedulerStep(msgspec.Struct, frozen=True):
     which can be claimed now. ``removed``: the number of tasks that ended together with the triggers they waited for.
     ``ended`` are runs by their ids, ``made`` are new runs as (dag_id, run_id). ``adopted`` are tasks of supervisors
     that have died; ``timed_out`` are tasks whose deferral took too long. ``instances`` of mapped tasks were made.
-    ``has_questions``: users' code may have to decide about signals.
+    ``may_have_taken``: workers or triggers of tasks may have to be ended. ``has_questions``: users' code may have to
+    decide about signals.
     """
 
     may_dispatch: bool = False
     instances: int = 0
     in_triggers: int = 0
     removed: int = 0
+    may_have_taken: bool = False
     ended: dict[DagRunId, RunEnd] = {}
     made: list[tuple[str, str]] = []
     adopted: list[Adopted] = []
     timed_out: list[TaskInstanceId] = []
     has_questions: bool = False
+
+    @property
+    def changes_triggers(self) -> bool:
+        """Whether triggers may have been created, or have ended."""
+        return bool(self.in_triggers or self.timed_out or self.removed or self.may_have_taken)
 
 
 NOTHING_DONE = SchedulerStep()
@@ -112,6 +119,7 @@ class Scheduler:
         self._query.due_at = 0.0
         self._asked_at = -math.inf
         self._was_in_vain = False  # duties were due, but running them changed nothing
+        self._is_in_doubt = False  # nobody knows whether the last one was committed
         self.deadline_at = math.inf  # the first execution timeout among the epoch's own running tasks
 
     def notify(self) -> None:
@@ -145,10 +153,17 @@ class Scheduler:
         try:
             result = duty.run(epoch, now)
         except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows would be a bug of ours
-            # It may have been committed or not. In either case the next try finds all due work in the database.
+            # It may have been committed or not. In either case the next try, and the query behind it, find all that is
+            # due in the database; and what its result would have said is said with the next one.
             duty.due_at = self._retry.failed(exc, now)
+            self._query.require(duty.due_at)
+            self._is_in_doubt = True
             return NOTHING_DONE
         self._retry.succeeded(now)
+        if self._is_in_doubt:
+            self._is_in_doubt = False
+            instances = max(result.instances, 1)
+            result = msgspec.structs.replace(result, may_dispatch=True, may_have_taken=True, instances=instances)
         return result
 
     # --- duties ----------------------------------------------------------------------------------
@@ -158,7 +173,7 @@ class Scheduler:
         if planned.instances:
             marks.reach("maps.committed")
         if planned.evaluated:
-            in_vain = planned.left == planned.evaluated and not (planned.scheduled or planned.in_triggers)
+            in_vain = planned.left == planned.evaluated and not planned.has_changed
             if in_vain:
                 self._evaluation.due_at = now + PASSED_OVER_WAIT_S
             elif planned.left or planned.has_more:
@@ -173,6 +188,7 @@ class Scheduler:
             may_dispatch=planned.scheduled > 0,
             in_triggers=planned.in_triggers,
             removed=planned.removed,
+            may_have_taken=planned.taken > 0,
             ended=planned.ended,
             instances=planned.instances,
         )

@@ -139,6 +139,8 @@ class SimulatedExecutor:
 
     def submit(self, step: Step, expected_s: float | None = None, *, is_endless: bool = False) -> None:
         """See `Executor`."""
+        if self._is_cut_off:
+            return  # whoever submits it is dead by now, and goes no further than this turn
         assert step.token not in self._busy, "the step runs already"
         peers = self._beside if is_endless else self._processes
         if is_endless or self.room() > 0:

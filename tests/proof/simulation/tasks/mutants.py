@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +34,7 @@ from headgate.store.tasks.task_rows import LockedTask
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.tasks import steps
 from headgate.supervisor.tasks.core import TaskCore
+from headgate.supervisor.tasks.reports import Reports
 from headgate.supervisor.triggers.assignments import Assignments
 from headgate.triggers.base import BaseTrigger
 
@@ -185,25 +186,22 @@ def _a_fired_trigger_is_started_again() -> Sequence[Patch]:
 # --- bundles ---------------------------------------------------------------------------------------
 
 
+def _ends_are(change: Callable[[steps.End], Any]) -> Sequence[Patch]:
+    original = Reports._oldest_ends
+
+    def oldest(self: Reports) -> list[steps.End]:
+        return [end._replace(outcome=change(end)) for end in original(self)]
+
+    return [(Reports, "_oldest_ends", oldest)]
+
+
 def _the_rest_of_a_bundle_loses_its_try() -> Sequence[Patch]:
-    original = TaskCore._oldest_ends
-
-    def oldest(self: Any) -> list[Any]:
-        lost = WorkerLost("the worker is gone")
-        return [end._replace(outcome=lost) if end.outcome == NotBegun() else end for end in original(self)]
-
-    return [(TaskCore, "_oldest_ends", oldest)]
+    lost = WorkerLost("the worker is gone")
+    return _ends_are(lambda end: lost if end.outcome == NotBegun() else end.outcome)
 
 
 def _the_lost_step_is_returned() -> Sequence[Patch]:
-    original = TaskCore._oldest_ends
-
-    def oldest(self: Any) -> list[Any]:
-        return [
-            end._replace(outcome=NotBegun()) if isinstance(end.outcome, WorkerLost) else end for end in original(self)
-        ]
-
-    return [(TaskCore, "_oldest_ends", oldest)]
+    return _ends_are(lambda end: NotBegun() if isinstance(end.outcome, WorkerLost) else end.outcome)
 
 
 def _a_dead_supervisors_bundles_are_returned() -> Sequence[Patch]:
@@ -255,9 +253,9 @@ def _dispatch_in_doubt_is_forgotten() -> Sequence[Patch]:
 
 
 def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
-    original = TaskCore._store_next
+    original = Reports._store_next
 
-    def store_next(self: TaskCore, epoch: Epoch, now: float) -> None:
+    def store_next(self: Reports, epoch: Epoch, now: float) -> None:
         before = list(self._inbox)
         try:
             original(self, epoch, now)
@@ -266,7 +264,7 @@ def _outcome_dropped_when_the_database_is_away() -> Sequence[Patch]:
             self._inbox.extend(before[1:])
             raise
 
-    return [(TaskCore, "_store_next", store_next)]
+    return [(Reports, "_store_next", store_next)]
 
 
 def _steps_begin_without_time_left() -> Sequence[Patch]:

@@ -44,7 +44,8 @@ from headgate.supervisor.tasks.decisions import Decisions
 from headgate.supervisor.tasks.scheduler import Scheduler
 from headgate.supervisor.triggers.leases import Identity, LeaseTimes
 
-REST_WITHIN_S = 300.0  # after the last fault; what has not ended by then is stuck
+REST_WITHIN_S = 600.0  # after the last fault; what has not ended by then is stuck (18 starts of three tries take 300)
+LOOK_S = 5.0  # between two polls, and two looks at running tasks, if others seem to have written nothing
 QUIET_S = 5.0  # at rest: longer than a late answer is late, so that it has its chance to do harm
 KNOWN = 0.8  # of the tasks: how long they take is known
 ACTS_UNTIL_S = 5.5  # users wait no longer for a task to be in a state
@@ -126,7 +127,7 @@ class TaskSupervisor(SupervisorProcess):
             Decisions(store.scheduling, self._deciders(), logs),
             logs,
             queues=QUEUES,
-            times=TaskTimes(look_s=5.0),
+            times=TaskTimes(look_s=LOOK_S),
             retry=retry_of("tasks"),
             clock=trio.current_time,
             step_times=self.world.step_times,
@@ -157,7 +158,7 @@ class TaskWorld(World):
         super().__init__(plan)
         self.scenario: TaskScenario = plan
         self.settings = msgspec.structs.replace(
-            self.settings, lease=LeaseTimes(10.0, silence_max_s=30.0, poll_interval_s=5.0, look_interval_s=0.5)
+            self.settings, lease=LeaseTimes(10.0, silence_max_s=30.0, poll_interval_s=LOOK_S, look_interval_s=0.5)
         )
         self.reader: TaskReader = TaskReader()
         self.serial = 0

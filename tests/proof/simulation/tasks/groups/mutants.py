@@ -11,7 +11,6 @@ from tests.proof.simulation.tasks.groups.directed import DIRECTED
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.maps import Available, Worklist
-from headgate.protocol.messages.steps import StepSkipped, StepSucceeded
 from headgate.scheduling import planning
 from headgate.scheduling.states import UNFINISHED
 from headgate.store.scheduling import expansion, groups
@@ -131,13 +130,11 @@ def _an_iteration_too_early() -> Sequence[Patch]:
 
 
 def _late_outcomes_append() -> Sequence[Patch]:
-    original = outcomes._store_elements
+    original, append = outcomes._store_elements, outcomes._append
 
     def store_elements(tx: Any, ends: Sequence[Any]) -> None:
         original(tx, ends)
-        for end in ends:
-            if isinstance(end.outcome, StepSucceeded | StepSkipped) and end.outcome.appended is not None:
-                elements.append(tx, end.id, end.outcome.appended)
+        append(tx, ends)
 
     def append_none(*_arguments: Any) -> None:
         pass

@@ -82,10 +82,7 @@ def _needed_versions_are_trimmed() -> Sequence[Patch]:
 
 
 def _needed_versions_are_cleaned() -> Sequence[Patch]:
-    def is_needed() -> Any:
-        return false()
-
-    return [(conditions, "is_needed", is_needed)]
+    return [(conditions, name, false) for name in ("is_waited_for", "may_be_waited_for")]
 
 
 def _keys_are_forgotten_though_needed() -> Sequence[Patch]:

@@ -144,7 +144,7 @@ class SignalStore(TaskFailingStore):
 
     def _wrote(self, epoch: int, verb: str) -> None:
         is_maybe_idle = verb in ("consider_signals", "ask", "create_event_runs")
-        if not is_maybe_idle or self._reader.has_changed():  # there may be nothing to do
+        if self._last_changes or not is_maybe_idle:  # if there is nothing to do they need no lease
             super()._wrote(epoch, verb)
 
 

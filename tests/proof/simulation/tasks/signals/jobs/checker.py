@@ -75,7 +75,8 @@ class JobChecker(RuleChecker):
         self._endless: dict[str, _EndlessBook] = {}
         self._over: set[int] = set()  # epochs
         self._alive: dict[str, tuple[str, int]] = {}  # endless tasks and their supervisors, by the token of the step
-        self._workers: dict[str, tuple[str, int]] = {}  # the token of the newest step, and its owner, by task
+        self._owners: dict[str, int] = {}  # the epochs under which steps were dispatched, by token
+        self._workers: dict[str, str] = {}  # the token of the newest step, by task
         self._over_steps: set[str] = set()  # tokens of steps of which the executor has said that they are over
 
     def _take(self, record: Record) -> None:
@@ -228,14 +229,15 @@ class JobChecker(RuleChecker):
             book.ask(ask)
 
     def _check_next_time(self, rule: Rule, record: records.Ticked, last: float, what: str) -> None:
-        """The next time is the first of the rule from now on."""
-        due = _after(rule.cron, self._at)
+        """The next time is the first of the rule from now on; a time that is now is it, or has been."""
+        dues = [_after(rule.cron, self._at)]
         if rule.every_s:
-            due = last + rule.every_s * (math.floor((self._at - last + SAME_TIME_S) / rule.every_s) + 1)
-        if record.next_at is None or abs(record.next_at - due) > EARLY_S:
+            gone = [math.floor((self._at - last + by_s) / rule.every_s) for by_s in (SAME_TIME_S, -SAME_TIME_S)]
+            dues = [last + rule.every_s * (number + 1) for number in gone]
+        if record.next_at is None or all(abs(record.next_at - due) > EARLY_S for due in dues):
             is_made_up = record.next_at is not None and record.next_at <= self._at
             kind = "a missed start was made up" if is_made_up else "out of step"
-            self._find(kind, f"{what}: next at {record.next_at}, not {due}, and it is {self._at}")
+            self._find(kind, f"{what}: next at {record.next_at}, not {dues[0]}, and it is {self._at}")
 
     def _check_clocks(self) -> None:
         for (task, rule), clock in self._clocks.items():
@@ -261,6 +263,8 @@ class JobChecker(RuleChecker):
 
     def _check_transition(self, task: KnownTask, before: of_tasks.Moved, now: of_tasks.Moved) -> None:
         super()._check_transition(task, before, now)
+        if now.owner:
+            self._owners[now.token] = now.owner
         if not self._is_endless(now.task):
             return
         if now.by == "adopt" and now.old == "running" and before.owner not in self._over:
@@ -288,16 +292,19 @@ class JobChecker(RuleChecker):
         super()._see_step(record)
         if not isinstance(record, of_tasks.StepBegan):
             return
-        owner = self._tasks[record.task].row.owner
-        last, last_owner = self._workers.get(record.task, ("", 0))
-        if last and last not in self._over_steps and last_owner not in self._over:
+        owner = self._owners.get(record.token, 0)
+        if self._is_endless(record.task):
+            self._alive[record.token] = (record.task, record.supervisor)
+        if owner in self._fenced:
+            return  # a worker of a supervisor that does not know yet that its lease is over
+        last = self._workers.get(record.task)
+        if last is not None and last not in self._over_steps and self._owners.get(last) not in self._over:
             self._find("on two workers", f"{record.task} by {record.token}, and {last} is not over")
-        self._workers[record.task] = (record.token, owner)
+        self._workers[record.task] = record.token
         if self._is_endless(record.task):
             book = self._endless.setdefault(record.task, _EndlessBook())
             if not book.is_gone and book.owner not in self._over:
                 self._find("on two workers", f"{record.task} by {record.token}, and {book.token} has not ended")
-            self._alive[record.token] = (record.task, record.supervisor)
             self._endless[record.task] = _EndlessBook(record.token, owner, is_gone=False, began_at=self._at)
 
     def _end_endless(self, run: str) -> None:

@@ -168,6 +168,18 @@ def a_start_after_a_stop_waits_until_the_worker_is_gone() -> list[str]:
     return found if began == 4 else [*found, f"they have begun {began} times"]
 
 
+def a_worker_is_ended_with_its_task() -> list[str]:
+    """The supervisor that has the worker evaluates the run, too, so that nobody else tells it."""
+    found, history = judged((main(2.0), endless()), (), endless_workers=1)
+    (ended,) = (
+        one.at
+        for one in history
+        if isinstance(one, of_tasks.Moved) and one.task == "d1/r1/b" and one.by == "plan" and one.old == "running"
+    )
+    (told,) = (one.at for one in history if isinstance(one, of_tasks.StepStopped))
+    return found if told - ended < 1.0 else [*found, f"ended too late: {told - ended:.1f} s after its task"]
+
+
 def what_was_ended_before_it_began_begins_again() -> list[str]:
     """The database goes away when it has committed a dispatch; a user marks and clears the task before it is found."""
     faults = (FailAtVerb("dispatch", 1, is_committed=True), Act(0.0, "d1/r1/a", "redo", "running"))
@@ -228,6 +240,7 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "moved": an_endless_task_is_moved,
     "drained": a_drain_moves_an_endless_task_when_its_worker_is_gone,
     "stopped and started": a_start_after_a_stop_waits_until_the_worker_is_gone,
+    "ended together": a_worker_is_ended_with_its_task,
     "ended in doubt": what_was_ended_before_it_began_begins_again,
     "taken over": another_supervisor_takes_an_endless_task_over,
     "own exceptions": its_own_exceptions_cost_tries,

@@ -17,6 +17,7 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.scheduling import deciding
 from headgate.store.scheduling.deciding import DecidingVerbs
+from headgate.store.scheduling.planning import PlanningVerbs
 from headgate.store.signals import subscriptions, ticks
 from headgate.store.tables import dag, dag_run, signal_wait, task_instance, triggerer
 from headgate.store.tasks import outcomes, task_rows
@@ -132,7 +133,7 @@ def _moved_before_its_worker_is_gone() -> Sequence[Patch]:
         is_drained = bool(original(self, now))
         for token in of_endless:
             self._receive(StepLost(token, "its supervisor was asked to stop"))
-        return is_drained and not self._inbox
+        return is_drained and not self._reports
 
     return [(TaskCore, "drain", drain)]
 
@@ -179,6 +180,15 @@ def _own_exceptions_are_moves() -> Sequence[Patch]:
 
 def _tries_come_back_at_once() -> Sequence[Patch]:
     return [(outcomes, "_was_healthy", lambda tx, task, healthy_s: True)]
+
+
+def _nothing_is_taken() -> Sequence[Patch]:
+    original: Any = PlanningVerbs.plan
+
+    def plan(self: Any, epoch: Any, **options: Any) -> Any:
+        return msgspec.structs.replace(original(self, epoch, **options), taken=0)
+
+    return [(PlanningVerbs, "plan", plan)]
 
 
 # --- the time --------------------------------------------------------------------------------------
@@ -288,6 +298,9 @@ MUTANTS = {
         "they have begun",
         _the_end_of_an_old_worker_is_not_noted,
         directed="stopped and started",
+    ),
+    "workers-of-what-it-stops-itself-are-forgotten": Mutant(
+        "a worker is ended with its task", "ended too late", _nothing_is_taken, directed="ended together"
     ),
     "who-was-ended-before-it-began-has-a-worker": Mutant(
         "a lost answer of a dispatch loses no task",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 from tests.proof.simulation.tasks.signals.plans import canonical
 from tests.proof.simulation.tasks.signals.records import SignalStored
@@ -69,6 +71,16 @@ class RuleBook(msgspec.Struct):
         ask.is_due = ask.is_due and all(one.rule != ask.rule or one.version != ask.version for one in self.every)
         self.every.append(ask)
         self.left.append(ask)
+
+    def forgive(self, rule: str, met: Collection[int]) -> None:
+        """What a rule has asked for does not have to be done any more, but for versions that have met it."""
+        for one in self.left:
+            one.is_due = one.is_due and (one.rule != rule or one.version in met)
+
+    def sort(self) -> None:
+        """Have what is asked for in the order of its numbers."""
+        self.every.sort(key=_number)
+        self.left.sort(key=_number)
 
     def asks(self, *actions: str) -> list[Ask]:
         """Return what is left that asks for one of these actions by itself: what is necessary does not."""

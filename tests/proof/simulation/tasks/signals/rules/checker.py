@@ -13,7 +13,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from tests.proof.simulation.checker import Finding
 from tests.proof.simulation.records import Record
@@ -42,6 +43,8 @@ class RuleChecker(SignalChecker):
         self._ending: set[str] = set()  # runs that users have asked to end
         self._asked: set[str] = set()  # runs of which users have asked for something
         self._count = 0
+        self._asked_as: dict[tuple[str, int], int] = {}  # by key and version: the number of what a signal asks for
+        self._met: defaultdict[tuple[str, str], set[int]] = defaultdict(set)  # versions, by task and rule
         self._begun_at: dict[str, float] = {}  # runs, when they began, or went on after their end
         self._unpaused_at: dict[str, float] = {}  # DAGs
         self._under_way_since: dict[str, float] = {}
@@ -60,6 +63,12 @@ class RuleChecker(SignalChecker):
             case of_tasks.Acted():
                 if record.what == "clear" and record.result != "None":
                     self._ending.discard(record.task.rpartition("/")[0])  # it is to go on
+                super()._take(record)
+            case records.RuleMet():
+                self._met[record.task, record.rule].add(record.version)
+                super()._take(record)
+            case records.SignalsDropped():
+                self._forgive_dropped(record)
                 super()._take(record)
             case of_tasks.DagMoved():
                 if not record.is_paused:
@@ -81,7 +90,7 @@ class RuleChecker(SignalChecker):
 
     def _see_signal(self, record: records.SignalStored) -> None:
         super()._see_signal(record)
-        number = self._number()
+        number = self._asked_as[record.key, record.version] = self._number()
         for book in self._rule_books.values():
             row = self._runs[book.task.rpartition("/")[0]]
             for rule in () if row.is_ended else book.ruled.rules:
@@ -90,6 +99,14 @@ class RuleChecker(SignalChecker):
                     ask = Ask(number, self._asked_at(book, rule), rule.name, action, record.version)
                     ask.is_due = self._is_due(book, ask)
                     book.ask(ask)
+
+    def _forgive_dropped(self, record: records.SignalsDropped) -> None:
+        """Versions are gone; the rules of a run that has not begun do not keep any."""
+        for book in self._rule_books.values():
+            if book.task.rpartition("/")[0] not in self._begun_at:
+                names = {rule.name for rule in book.ruled.rules if rule.key == record.key}
+                for one in book.left:
+                    one.is_due = one.is_due and not (one.rule in names and one.version in record.versions)
 
     def _asked_at(self, book: RuleBook, rule: Rule) -> float:
         """Return from when on what a rule asks for may be late: where an operator decides that is not known yet."""
@@ -120,6 +137,8 @@ class RuleChecker(SignalChecker):
                     continue
                 if row.state not in ENDED:
                     book.started[rule.name] = min(book.started.get(rule.name, 0), row.try_number)
+                    if row.by != "plan":  # that notices ends before it begins what has ended
+                        book.forgive(rule.name, self._met[book.task, rule.name])
                 elif row.state != "removed" and rule.state in (None, row.state):
                     book.ask(Ask(self._number(), self._at, rule.name, rule.action, row.try_number + 1))
 
@@ -156,8 +175,9 @@ class RuleChecker(SignalChecker):
                     if book.takes(rule, before[-1]):
                         # It may be trimmed before the rules of the run are looked at for the first time.
                         is_due, action = self._is_calm, book.action(rule, before[-1].value)
-                        at = self._asked_at(book, rule)
-                        book.ask(Ask(self._number(), at, rule.name, action, before[-1].version, is_due))
+                        at, number = self._asked_at(book, rule), self._asked_as[rule.key, before[-1].version]
+                        book.ask(Ask(number, at, rule.name, action, before[-1].version, is_due))
+            book.sort()
 
     def _newest_before(self, run: str, key: str) -> int:
         """Return the newest version of a key that was sent before a run, which is new."""
@@ -178,7 +198,7 @@ class RuleChecker(SignalChecker):
             if run not in self._ending:
                 for ask in book.due():
                     self._find("a run ended too early", f"{run}: {book.task} was to start by {ask}")
-                if self._is_ready(book):
+                if self._is_ready(book) and self._held_over_the_end(book):
                     self._find("a run ended too early", f"{run}: {book.task} was to start by {book.met()}")
             book.close()
         super()._judge_run(run)
@@ -206,10 +226,26 @@ class RuleChecker(SignalChecker):
 
     def _held(self, book: RuleBook) -> bool:
         """Whether its trigger rule holds, or did until another task has begun again in the same transaction."""
+        return self._holds(book) or self._held_with(book, self._before)
+
+    def _held_over_the_end(self, book: RuleBook) -> bool:
+        """Whether its trigger rule holds in a run that has ended, but for what was skipped by that end.
+
+        Tasks that signals start, and have not, are skipped with their run, and nothing begins below them any more.
+        """
+        skipped = {
+            name
+            for name, one in self._rule_books.items()
+            if one.ruled.starts and name in self._before and self._tasks[name].row.state == "skipped"
+        }
+        return self._held_with(book, {name: self._before[name] for name in skipped})
+
+    def _held_with(self, book: RuleBook, before: Mapping[str, str]) -> bool:
+        """Whether its trigger rule holds, or did with these states of tasks."""
         dag, run, own = book.task.split("/")
         names = [f"{dag}/{run}/{one}" for one in self._upstream[dag].get(own, ())]
-        above = tuple(self._before.get(name, self._tasks[name].row.state) for name in names)
-        return self._holds(book) or trigger_rules.decision(self._plan.task(book.task).rule, above) == "scheduled"
+        above = tuple(before.get(name, self._tasks[name].row.state) for name in names)
+        return trigger_rules.decision(self._plan.task(book.task).rule, above) == "scheduled"
 
     def _is_known(self, now: of_tasks.Moved) -> bool:
         book = self._rule_books.get(now.task)
@@ -330,13 +366,18 @@ class RuleChecker(SignalChecker):
             if name in rules:
                 self._check_version(book, name, version, is_joined=is_joined)
         is_each = book.ruled.overlap == "each" and bool(starts)  # others by hand are put off
-        book.left = [one for one in book.left if not one.is_by_hand or (is_each and one.rule not in dict(starts))]
+        done = [one for one in book.left if one.is_by_hand and (not is_each or one.rule in dict(starts))]
+        for stop in book.asks("STOP"):
+            stop.is_due = stop.is_due and not any(one.number > stop.number for one in done if one.action in STARTING)
+        book.left = [one for one in book.left if one not in done]
 
     def _check_version(self, book: RuleBook, name: str, version: int, *, is_joined: bool) -> None:
         rule, what = book.rules[name], f"{book.task} by version {version} of {book.rules[name].key or name}"
         ask = book.version(name, version)
         if ask is None:
             self._find("started without cause", what)
+        elif ask.action == "STOP":
+            self._find("started without cause", f"{what}, which is a stop")
         elif book.is_start(rule, version) and not rule.ended and ask.number < book.taken_back:
             self._find("a start came back", what)
         for one in book.asks("STOP", "RESTART"):  # what is done by a later start
@@ -365,13 +406,17 @@ class RuleChecker(SignalChecker):
         """What a task in this state until now was asked for has to be done by now, where nothing goes wrong."""
         dag, run, _ = book.task.split("/")
         run, state = f"{dag}/{run}", _state_of(row)
-        if self._runs[run].is_ended or run in self._ending or self._paused.get(dag) or run not in self._begun_at:
+        if self._runs[run].is_ended or run not in self._begun_at:
             return
+        may_start = run not in self._ending and not self._paused.get(dag)
         could_at = max(self._begun_at[run], self._unpaused_at.get(dag, 0.0), 0.0 if self._is_calm else SETTLED_S)
-        if row.state in FREE or (state == "starting" and book.ruled.overlap != "each"):
+        if may_start and (row.state in FREE or (state == "starting" and book.ruled.overlap != "each")):
             since = max(could_at, self._since.get(book.task, 0.0))
             is_of_another = row.state == "up_for_retry" and book.ruled.overlap == "each"  # it ends with all its retries
             due = [one for one in book.due() if one.action == "RESTART" or not is_of_another]
+            # What came before a step was returned, which seemed to run, counts for the next start, or for this one.
+            if row.by == "return_step" and row.state == "scheduled":
+                due = [one for one in due if one.at > row.at]
             # One by hand that joins a start leaves nothing to be seen.
             due = [one for one in due if not (one.is_by_hand and state == "starting")]
             late = [one for one in due if self._at - max(since, one.at) > LATE_S]
@@ -382,7 +427,7 @@ class RuleChecker(SignalChecker):
                 one.is_due = False
         if state not in (*ENDED, "restarting"):
             since = max(could_at, self._under_way_since.get(book.task, 0.0))
-            for one in book.asks("STOP", "RESTART"):
+            for one in book.asks("STOP", *(("RESTART",) if may_start else ())):  # a stop acts in a pause as well
                 is_restart = one.action == "RESTART"
                 is_over = book.is_both(one) if not is_restart else state not in UNDER_WAY or book.is_taken_back(one)
                 if one.is_due and not is_over and self._at - max(since, one.at) > LATE_S:

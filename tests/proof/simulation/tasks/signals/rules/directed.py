@@ -179,6 +179,12 @@ def a_retry_is_made_at_once() -> list[str]:
     return starts(2, ruled(START, retries=1, retry_delay_s=3.0, attempts=attempts), (sends(1.0, "1"), sends(2.0, "2")))
 
 
+def a_remembered_start_makes_the_retry() -> list[str]:
+    """A signal comes while the first try runs, which fails."""
+    attempts = ((Leg("fail", 1.5),), (Leg(),))
+    return starts(2, ruled(START, retries=1, retry_delay_s=3.0, attempts=attempts), (sends(1.0, "1"), sends(2.0, "2")))
+
+
 # --- necessary ones --------------------------------------------------------------------------------
 
 BOTH = (Rule(KEY, condition="necessary"), Rule(OTHER, condition="necessary"))
@@ -198,6 +204,21 @@ def after_a_start_each_necessary_rule_needs_a_newer_version() -> list[str]:
     """The second of the one comes at once, that of the other later."""
     users = (sends(1.0, "1"), sends(1.1, "1", key=OTHER), sends(2.5, "2"), sends(4.0, "2", key=OTHER))
     return starts(2, ruled(*BOTH), users)
+
+
+def a_run_does_not_end_over_what_its_last_ends_allow() -> list[str]:
+    """The last task fails, what is below it never runs, and below that a signal has asked for a start.
+
+    What never runs may have rules, too.
+    """
+    necessary = Ruled((Rule(KEY, condition="necessary"),))
+    main, task = Task("a", attempts=((Leg("fail", 2.0),),)), ruled(*necessary.rules, upstream=("c",), rule="all_done")
+    results: list[str] = []
+    for signals in (None, OfSignals(ruled=necessary)):
+        found, history = judged((main, Task("c", upstream=("a",), signals=signals), task), (sends(1.0, "1"),))
+        began = [one.at for one in history if isinstance(one, of_tasks.StepBegan) and one.task == NAME]
+        results += found if len(began) == 1 else [*found, f"it has begun at {began}"]
+    return results
 
 
 # --- stops and restarts ----------------------------------------------------------------------------
@@ -233,6 +254,12 @@ def a_start_after_a_stop_begins_anew() -> list[str]:
     return starts(2, ruled(*rules, attempts=((Leg(seconds=2.0),),)), (sends(1.0, "1"), sends(2.0, "0", "1")))
 
 
+def a_restart_by_hand_behind_a_stop_begins_anew() -> list[str]:
+    """Both come before the supervisor looks."""
+    users = (sends(1.0, "1"), sends(2.01, "1", key=OTHER), Asks(2.02, NAME, "RESTART"))
+    return starts(2, ruled(START, STOP, attempts=((Leg(seconds=3.0),),)), users)
+
+
 def a_restart_ends_what_runs_and_begins_anew() -> list[str]:
     """The worker takes its time to stop."""
     attempts = ((Leg(seconds=5.0, trouble="stubborn"),), (Leg(),))
@@ -262,6 +289,13 @@ def a_run_that_is_to_end_starts_nothing() -> list[str]:
     first = Task("a", attempts=((Leg(seconds=2.0),),), signals=OfSignals(ruled=Ruled((Rule("third"),))))
     users = (sends(1.0, "1", key="third"), sends(1.1, "1"), EndsRun(2.507, "d1/r1"), sends(2.6, "2"))
     return starts(1, ruled(START), users, main=first)
+
+
+def a_run_that_is_to_end_stops_what_it_is_told_to() -> list[str]:
+    """A start comes behind the stop, and before the task would have ended by itself something else is sent."""
+    rules = (Rule(KEY, value="1"), Rule(KEY, "STOP", "0"))
+    users = (sends(1.0, "1"), EndsRun(1.507, "d1/r1"), sends(2.0, "0", "1"), sends(4.5, "1", key="third"))
+    return starts(1, ruled(*rules, attempts=((Leg(seconds=5.0),),)), users)
 
 
 def what_is_sent_to_an_ended_run_starts_nothing() -> list[str]:
@@ -316,6 +350,8 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "over a start": a_run_does_not_end_over_a_start,
     "over a signal": a_run_does_not_end_over_what_was_not_considered,
     "retry at once": a_retry_is_made_at_once,
+    "ended below": a_run_does_not_end_over_what_its_last_ends_allow,
+    "retry remembered": a_remembered_start_makes_the_retry,
     "necessary": all_necessary_rules_and_what_is_upstream_start_together,
     "newer ones": after_a_start_each_necessary_rule_needs_a_newer_version,
     "stopped": a_stop_ends_what_runs,
@@ -323,10 +359,12 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "taken back": a_stop_takes_back_the_starts_before_it,
     "remembered and stopped": a_stop_takes_back_what_is_remembered,
     "stop and start": a_start_after_a_stop_begins_anew,
+    "stop and by hand": a_restart_by_hand_behind_a_stop_begins_anew,
     "restarted": a_restart_ends_what_runs_and_begins_anew,
     "restarted trigger": a_restart_ends_a_trigger_and_begins_in_another,
     "by hand": users_start_and_stop,
     "run to end": a_run_that_is_to_end_starts_nothing,
+    "stopped at the end": a_run_that_is_to_end_stops_what_it_is_told_to,
     "ended run": what_is_sent_to_an_ended_run_starts_nothing,
     "forgotten": a_key_may_be_forgotten_before_a_run_goes_on,
     "end and dead": the_end_of_a_task_counts_from_when_it_ended,

@@ -12,12 +12,14 @@ from tests.proof.simulation.tasks.signals.rules.directed import DIRECTED
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.rules import Rules, rule_name
+from headgate.scheduling import planning as decisions
 from headgate.scheduling import signal_rules
+from headgate.scheduling.states import TERMINAL
 from headgate.store.db.transaction import Tx
-from headgate.store.scheduling import considering, rules
+from headgate.store.scheduling import considering, planning, rules
 from headgate.store.signals import subscriptions, waits
 from headgate.store.tables import signal_key, signal_wait
-from headgate.store.tasks import user_actions
+from headgate.store.tasks import task_rows, user_actions
 
 _W = signal_wait.c
 
@@ -180,12 +182,35 @@ def _started_while_paused() -> Sequence[Patch]:
     return _acts_with(lambda original, want, state, options: original(want, state, **{**options, "may_start": True}))
 
 
+def _a_start_behind_it_keeps_a_stop_waiting() -> Sequence[Patch]:
+    """Nothing is a stop unless it is the last request."""
+    original = signal_rules.to_last_stop
+
+    def to_last_stop(asked_for: Any) -> Any:
+        found = original(asked_for)
+        return found if len(found) == len(asked_for) else ()
+
+    return [(signal_rules, "to_last_stop", to_last_stop)]
+
+
 def _a_run_ends_over_a_start_in_its_pause() -> Sequence[Patch]:
     def change(original: Any, want: Any, state: TaskState, options: Any) -> Any:
         found = original(want, state, **options)
         return "drop" if found == "wait" and not options["may_start"] else found
 
     return _acts_with(change)
+
+
+def _a_run_ends_with_its_last_ends() -> Sequence[Patch]:
+    original: Any = planning._Evaluation._decide
+
+    def decide(self: Any, run: Any, seen: Any, graph: Any, **options: Any) -> Any:
+        decided, is_last_look = original(self, run, seen, graph, **options)
+        if decided.upstream_failed or decided.upstream_skipped:
+            return decisions.decide(graph, seen.for_rules()), True
+        return decided, is_last_look
+
+    return [(planning._Evaluation, "_decide", decide)]
 
 
 MUTANTS = {
@@ -256,6 +281,18 @@ MUTANTS = {
     "a-start-waits-for-the-retry": Mutant(
         "a start makes the next try at once", "start lost", _a_start_waits_for_the_retry, directed="retry at once"
     ),
+    "a-remembered-start-waits-for-the-retry": Mutant(
+        "a start makes the next try at once",
+        "start lost",
+        lambda: [(task_rows, "_SEEN_BY_RUN", TERMINAL | {TaskState.NONE})],
+        directed="retry remembered",
+    ),
+    "a-run-ends-with-its-last-ends": Mutant(
+        "I29: a run does not end over a start",
+        "a run ended too early",
+        _a_run_ends_with_its_last_ends,
+        directed="ended below",
+    ),
     "the-next-of-each-begins-a-try": Mutant(
         "each waits for the end of the one before",
         "started without cause: a try",
@@ -264,6 +301,12 @@ MUTANTS = {
     ),
     "started-while-paused": Mutant(
         "nothing begins in a paused DAG", "began while paused", _started_while_paused, directed="paused"
+    ),
+    "a-start-behind-it-keeps-a-stop-waiting": Mutant(
+        "a stop acts whatever start comes behind it",
+        "stopped and running",
+        _a_start_behind_it_keeps_a_stop_waiting,
+        directed="stopped at the end",
     ),
     "forgotten-in-a-pause": Mutant(
         "I29: no start is lost", "a run ended too early", _a_run_ends_over_a_start_in_its_pause, directed="paused"

@@ -114,7 +114,6 @@ class RunsChecker(JobChecker):
         self._made: list[records.RuleMade] = []
         self._order: dict[str, int] = {}  # runs in the order of their creation
         self._stood: dict[tuple[str, str], int] = {}  # the newest version of a key when a run ended
-        self._asked_as: dict[tuple[str, int], int] = {}  # the numbers of what was asked for by signals
         self._starting = ""
         self._was_open = False
         self._ended_by_signal: set[str] = set()  # runs, in the transaction that is being told
@@ -146,7 +145,6 @@ class RunsChecker(JobChecker):
 
     def _see_signal(self, record: SignalStored) -> None:
         super()._see_signal(record)
-        self._asked_as[record.key, record.version] = self._count
         for book in self._dag_books.values():
             for rule in book.plan.rules:
                 if rule.key == record.key and not record.run and rule.value in (None, canonical(record.value)):
@@ -265,8 +263,7 @@ class RunsChecker(JobChecker):
             if book.takes(rule, stored):
                 number = self._asked_as[stored.key, stored.version]
                 book.ask(Ask(number, self._at, rule.name, book.action(rule, stored.value), stored.version))
-        for asks in (book.every, book.left):
-            asks.sort(key=lambda one: one.number)
+        book.sort()
 
     # --- what ends runs ---------------------------------------------------------------------------
 
