@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from headgate.protocol.messages.dags import DagSpec, TaskSpec, TaskState
 from headgate.protocol.messages.rules import Action, Condition, Rules, SignalRule, rule_name
 from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.planning import Decisions, Graph
-from headgate.scheduling.signal_rules import Met, Wanted
+from headgate.scheduling.signal_rules import Decided, Decision, Met, Wanted
 from headgate.scheduling.states import TERMINAL
 
 S = TaskState
@@ -139,6 +139,43 @@ def test_starts_are_put_off_if_each_signal_has_one(actions: tuple[Action, ...], 
     asked = [Met(action, at(number), frozenset({str(number)})) for number, action in enumerate(actions)]
     assert signal_rules.put_off(asked, "each") == frozenset(later)
     assert signal_rules.put_off(asked, "latest") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("actions", "comes_to", "stopped_by"),
+    [
+        ("START", "START", None),
+        ("NONE NONE", "NONE", None),
+        ("START NONE", "START", None),
+        ("NONE START START", "START", None),
+        ("RESTART START", "RESTART", None),
+        ("START STOP", "STOP", None),
+        ("STOP NONE START", "START", 0),
+        ("RESTART STOP START", "START", 1),
+        ("STOP START STOP NONE START START", "START", 2),
+        ("STOP RESTART START", "RESTART", 0),
+        ("STOP START STOP", "STOP", None),
+    ],
+)
+def test_decisions_about_one_rule_come_to_one_and_the_stop_before_it(
+    actions: str, comes_to: str, stopped_by: int | None
+) -> None:
+    made = cast("list[Action]", actions.split())
+    decisions = [Decision(one, at(number)[:2], number, b"") for number, one in enumerate(made)]
+    found = signal_rules.together(decisions)
+    assert found is not None
+    assert found.action == comes_to
+    assert found.stopped_at == (None if stopped_by is None else at(stopped_by)[:2])
+    rest = [signal_rules.together(decisions[:some]) for some in range(1, len(decisions))]
+    again = [signal_rules.together([one, *decisions[some:]]) for some, one in enumerate(rest, 1) if one is not None]
+    assert again == [found] * len(rest), "wherever it was stored in between"
+    rule = SignalRule("go")
+    name = rule_name(rule)
+    stopped_at = None if found.stopped_at is None else (*found.stopped_at, 0)
+    does = {name: Decided(found.action, stopped_at)}
+    asked = signal_rules.asked(Rules((rule,)), {name: (*found.at, 0)}, [], is_ready=True, decided=does)
+    each = [Met(one, at(number)) for number, one in enumerate(made) if one != "NONE"]
+    assert signal_rules.wanted(asked) == signal_rules.wanted(each), "as if each had acted"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,16 @@ class Met(NamedTuple):
     rules: frozenset[str] = frozenset()
 
 
+class Decided(NamedTuple):
+    """What users' code has decided about a rule: an action; and when, if that is a start, it has decided a stop before.
+
+    That stop has not acted either.
+    """
+
+    action: Action
+    stopped_at: Moment | None = None
+
+
 class Wanted(NamedTuple):
     """What all of that comes to: whether the task is to start, and whether what runs of it is to end before."""
 
@@ -74,19 +84,23 @@ def asked(
     by_hand: Iterable[Met],
     *,
     is_ready: bool,
-    decided: Mapping[str, Action] | None = None,
+    decided: Mapping[str, Decided] | None = None,
 ) -> list[Met]:
     """Return what the rules of a task ask for that were met, by their names, and what users do, in order.
 
     Necessary ones ask together, once all are met, if the trigger rule ``is_ready``. In place of the action of a rule is
-    what users' code has ``decided``, if it has.
+    what users' code has ``decided``, if it has, behind the stop that it has decided before.
     """
     found = list(by_hand)
     if rules is not None:
         named = {rule_name(rule): rule for rule in rules.rules}
         enough = {name: rule for name, rule in named.items() if name in met and rule.condition == "sufficient"}
-        actions: Mapping[str, Action] = {} if decided is None else decided
-        found += [Met(actions.get(name, rule.action), met[name], frozenset({name})) for name, rule in enough.items()]
+        does: Mapping[str, Decided] = {} if decided is None else decided
+        for name, rule in enough.items():
+            of = does.get(name, Decided(rule.action))
+            if of.stopped_at is not None:
+                found.append(Met("STOP", of.stopped_at, frozenset({name})))
+            found.append(Met(of.action, met[name], frozenset({name})))
         necessary = {name: rule for name, rule in named.items() if rule.condition == "necessary"}
         if necessary and is_ready and necessary.keys() <= met.keys():
             is_restart = any(rule.action == "RESTART" for rule in necessary.values())
@@ -149,28 +163,33 @@ def act(want: Wanted, state: TaskState, *, is_resumed: bool, may_start: bool, ov
 
 
 class Decision(NamedTuple):
-    """What a version does that has met a rule; ``at``: when it was sent, and its id."""
+    """What a version does that has met a rule; ``at``: when it was sent, and its id.
+
+    ``stopped_at`` is the same of the last version before it that is a stop, and acts with it.
+    """
 
     action: Action
     at: tuple[datetime, int]
     version: int
     value: bytes
+    stopped_at: tuple[datetime, int] | None = None
 
 
 def together(decisions: Sequence[Decision]) -> Decision | None:
     """Return what the decisions about the versions of one key come to, in order: one, with the version that says so.
 
     It does what all of them did one after the other (`wanted`): a stop takes back the starts before it, and a start
-    behind a stop, or a restart, is a restart. A version that does nothing stands for those before that do nothing.
+    behind a restart is a restart. One behind a stop remembers that: it may have to wait, and a stop never does. A
+    version that does nothing stands for those before that do nothing.
     """
     result: Decision | None = None
     for one in decisions:
-        if result is None or result.action == "NONE":
+        if result is None or result.action == "NONE" or one.action == "STOP":
             result = one
-        elif one.action == "START" and result.action != "START":
-            result = one._replace(action="RESTART")
         elif one.action != "NONE":
-            result = one
+            action = "RESTART" if result.action == "RESTART" else one.action
+            stopped_at = result.at if result.action == "STOP" else result.stopped_at
+            result = one._replace(action=action, stopped_at=stopped_at)
     return result
 
 

@@ -112,7 +112,11 @@ signal_wait = Table(
     Column("ask_at", UtcDateTime),
     Column("asked_by", BigInteger),
     Column("asked_tries", Integer, nullable=False, server_default=text("0")),  # that have failed, about that signal
-    Column("decided", Text),  # what the version does that has met the rule, if users' code has decided it
+    # What the version does that has met the rule, if users' code has decided it, and when the signal was sent, with its
+    # id, for which it has decided a stop before that has not acted either.
+    Column("decided", Text),
+    Column("stop_at", UtcDateTime),
+    Column("stop_id", BigInteger),
     Column("decision_error", Text),  # of the last signal about which it could not decide, with its version
     # Of a rule about the time: a cron expression in place of ``every_s``, and its time zone.
     Column("cron", Text),

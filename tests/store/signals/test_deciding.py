@@ -99,6 +99,31 @@ def test_a_start_that_waits_is_taken_back_by_a_stop_that_is_decided_later(jobs: 
     assert jobs.state() is S.SKIPPED
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_stop_acts_in_a_pause_though_a_start_behind_it_waits(jobs: Jobs, at_once: bool) -> None:
+    jobs.send("drift", 1)
+    answer(jobs, ask(jobs), ["START"])
+    jobs.dispatch()
+    jobs.store.tasks.set_paused("etl", is_paused=True)
+    jobs.send("labels", 5)
+    jobs.send("drift", 2, 3)
+    question = ask(jobs)
+    assert asked(question) == [("labels", 1, 5), ("drift", 2, 2), ("drift", 3, 3)]
+    if at_once:
+        answer(jobs, question, ["START", "STOP", "START"])
+    else:  # both are stored before the run is evaluated
+        assert question is not None
+        jobs.store.scheduling.settle_decisions(jobs.tasks.epoch, question, ["START", "STOP"])
+        jobs.store.scheduling.consider_signals(jobs.tasks.epoch)
+        answer(jobs, ask(jobs), ["START"])
+    assert jobs.state() is S.SKIPPED
+    assert jobs.run_state() == "running"
+    jobs.store.tasks.set_paused("etl", is_paused=False)
+    jobs.settle()
+    assert jobs.state() is S.SCHEDULED
+    assert jobs.signals()[0] == [("drift", 3)], "what was decided before the stop is taken back"
+
+
 def test_each_start_is_decided_when_the_one_before_has_begun(store: Store, query: Query) -> None:
     jobs = Jobs(store, query, asking(DRIFT, overlap="each"), PLAIN)
     jobs.send("drift", 1, 2, 3)

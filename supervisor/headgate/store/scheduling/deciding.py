@@ -239,6 +239,8 @@ class _Row(NamedTuple):
     asked_tries: int
     decision_error: str | None
     decided: Action | None
+    stop_at: datetime | None
+    stop_id: int | None
     met_version: int | None
     met_value: bytes | None
     met_at: datetime | None
@@ -306,8 +308,11 @@ def _met(row: _Row, answered: Sequence[Decision]) -> dict[str, Any]:
     before: list[Decision] = []
     if row.met_version is not None and row.met_at is not None and row.decided is not None:
         value = b"null" if row.met_value is None else bytes(row.met_value)
-        before = [Decision(row.decided, (row.met_at, row.met_id or 0), row.met_version, value)]
+        stopped_at = None if row.stop_at is None else (row.stop_at, row.stop_id or 0)
+        before = [Decision(row.decided, (row.met_at, row.met_id or 0), row.met_version, value, stopped_at)]
     net = signal_rules.together([*before, *answered])
     assert net is not None, "there is one at least"
     met = {"met_version": net.version, "met_value": net.value, "met_at": net.at[0], "met_id": net.at[1]}
-    return met | {"decided": net.action, "is_held": bool(row.takes_each) and net.action != "NONE"}
+    stop_at, stop_id = net.stopped_at or (null(), null())
+    met |= {"decided": net.action, "stop_at": stop_at, "stop_id": stop_id}
+    return met | {"is_held": bool(row.takes_each) and net.action != "NONE"}

@@ -17,7 +17,7 @@ from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.rules import Overlap, StoppedAs, TaskRule, rule_name, stopped_as_default
 from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.planning import Graph
-from headgate.scheduling.signal_rules import BY_HAND_PLACE, Act, Met, Moment
+from headgate.scheduling.signal_rules import BY_HAND_PLACE, Act, Decided, Met, Moment
 from headgate.scheduling.states import TERMINAL
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId
@@ -163,7 +163,7 @@ def _act_on(
         moments,
         [Met(BY_HAND[rule], at, frozenset({rule})) for rule, at in moments.items() if rule in BY_HAND],
         is_ready=spec is not None and planning.is_ready(graph, spec, now),
-        decided={row.rule: row.decided for row in rows if row.decided is not None},
+        decided={row.rule: _decided(row, places) for row in rows if row.decided is not None},
     )
     to_stop = signal_rules.to_last_stop(requests)
     asked = requests if may_start or not to_stop else to_stop
@@ -193,6 +193,13 @@ def _act_on(
     is_taken = acted.has_changed and task.state in signal_rules.ALIVE
     holds = spec is not None and len(asked) < len(requests)
     return acted._replace(taken=int(is_taken), has_freed=any(row.is_held for row in rows), holds=holds, acts=1)
+
+
+def _decided(row: RuleRow, places: Mapping[str, int]) -> Decided:
+    assert row.decided is not None
+    if row.stop_at is None:
+        return Decided(row.decided)
+    return Decided(row.decided, (row.stop_at, row.stop_id or 0, places.get(row.rule, BY_HAND_PLACE)))
 
 
 def _take_back(

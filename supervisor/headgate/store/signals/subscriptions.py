@@ -68,8 +68,8 @@ _W = signal_wait.c
 class RuleRow(NamedTuple):
     """The row of a rule. ``met_at`` is when the version was sent that has met it, and has done nothing yet.
 
-    If users' code has ``decided`` what that version does, it does this, and not what the rule says. ``instance`` is
-    None for a rule of the run itself, which ends it.
+    If users' code has ``decided`` what that version does, it does this, and not what the rule says, behind the stop of
+    a version that was sent at ``stop_at``. ``instance`` is None for a rule of the run itself, which ends it.
     """
 
     id: int
@@ -83,6 +83,8 @@ class RuleRow(NamedTuple):
     met_id: int | None
     asks: bool
     decided: Action | None
+    stop_at: datetime | None
+    stop_id: int | None
 
 
 class Followed(NamedTuple):
@@ -117,6 +119,8 @@ def lock(tx: Tx, instance: TaskInstanceId) -> list[RuleRow] | None:
 
 def _row(tx: Tx, found: Sequence[Any]) -> RuleRow:
     row = RuleRow._make(found)
+    if row.stop_at is not None:
+        row = row._replace(stop_at=read_moment(tx.connection, row.stop_at))
     return row if row.met_at is None else row._replace(met_at=read_moment(tx.connection, row.met_at))
 
 
@@ -342,7 +346,8 @@ def note_begun(tx: Tx, instances: Sequence[TaskInstanceId]) -> None:
         tx.connection.execute(update(signal_wait).where(*asked).values(_FORGET))
 
 
-_FORGET = {name: null() for name in ("met_version", "met_value", "met_at", "met_id", "decided")}
+_STOP = ("stop_at", "stop_id")
+_FORGET = {name: null() for name in ("met_version", "met_value", "met_at", "met_id", "decided", *_STOP)}
 # One that takes each version goes on with the next, and one that was not looked at, or not to the end, still is to be.
 _FREE = {"is_fresh": or_(_W.is_held, _W.is_fresh), "is_held": false()}
 _DROP = Prepared(update(signal_wait).where(_W.id == bindparam("of_id")).values(**_FORGET, **_FREE))
@@ -386,7 +391,7 @@ _LAST_BEFORE = (
 _PASS_OVER = Prepared(
     update(signal_wait)
     .where(_W.id == bindparam("of_id"))
-    .values(seen_version=func.coalesce(_LAST_BEFORE, _W.seen_version))
+    .values(seen_version=func.coalesce(_LAST_BEFORE, _W.seen_version), **dict.fromkeys(_STOP, null()))
 )
 
 
@@ -398,7 +403,10 @@ def drop(tx: Tx, rows: Sequence[RuleRow]) -> None:
 
 
 def pass_over(tx: Tx, rows: Sequence[RuleRow], moment: tuple[datetime, int]) -> None:
-    """Record that what was sent up to a stop is not to act any more, also if it was not held against these rules."""
+    """Record that what was sent up to a stop is not to act any more, also if it was not held against these rules.
+
+    It is the last one, so none acts that was decided.
+    """
     for row in rows:
         _PASS_OVER.run(
             tx.connection, of_id=row.id, of_wait=row.id, at=bound(tx.connection, moment[0]), signal_id=moment[1]

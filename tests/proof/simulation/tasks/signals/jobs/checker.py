@@ -183,7 +183,7 @@ class JobChecker(RuleChecker):
                 ask.at = self._at
 
     def _check_met(self, book: RuleBook, rule: Rule, record: records.Undecided) -> None:
-        """A version is to act. A start behind a stop, or a restart, is a restart."""
+        """A version is to act. A start behind a restart is a restart."""
         what = f"{record.task}: version {record.met} of {rule.key} is {record.decided or 'not decided'}"
         ask = book.version(rule.name, record.met)
         if (record.task, rule.key, record.met) not in self._answered and record.met != record.given_up:

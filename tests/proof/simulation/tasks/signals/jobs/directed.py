@@ -116,6 +116,12 @@ def a_stop_takes_back_what_is_being_decided() -> list[str]:
     return starts(0, deciding(seconds=1.0), (sends(1.0, "1"), Asks(1.5037, NAME, "STOP")))
 
 
+def a_start_behind_it_keeps_no_stop_waiting() -> list[str]:
+    """In a run that is to end the code decides a stop and a start in one answer: the stop acts, and nothing begins."""
+    users = (sends(1.0, "1"), EndsRun(1.5061, "d1/r1"), sends(1.9, "3", "1"))
+    return starts(1, deciding(attempts=((Leg(seconds=9.0),),)), users, main=main(6.0))
+
+
 def a_run_ends_when_what_was_passed_over_is_answered() -> list[str]:
     """A stop passes over what the code decides about; meanwhile all else ends, and the run waits for the answer."""
     return starts(0, deciding(seconds=2.0), (sends(1.0, "1"), Asks(1.5037, NAME, "STOP")), main=main(1.5))
@@ -234,6 +240,7 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "decided each": each_is_decided_for_itself,
     "one asks": one_supervisor_asks,
     "stopped while deciding": a_stop_takes_back_what_is_being_decided,
+    "stopped before a start": a_start_behind_it_keeps_no_stop_waiting,
     "over what was passed over": a_run_ends_when_what_was_passed_over_is_answered,
     "over a decision": a_run_does_not_end_over_what_is_being_decided,
     "ended while deciding": an_ended_run_decides_nothing,

@@ -66,6 +66,28 @@ def _the_rule_says_what_was_decided() -> Sequence[Patch]:
     return [(signal_rules, "asked", asked)]
 
 
+def _a_start_takes_the_place_of_a_stop() -> Sequence[Patch]:
+    original = signal_rules.together
+
+    def together(decisions: Any) -> Any:
+        found = original(decisions)
+        return None if found is None else found._replace(stopped_at=None)
+
+    return [(signal_rules, "together", together)]
+
+
+def _a_start_behind_a_stop_is_a_restart() -> Sequence[Patch]:
+    original = signal_rules.together
+
+    def together(decisions: Any) -> Any:
+        found = original(decisions)
+        if found is None or found.stopped_at is None:
+            return found
+        return found._replace(action="RESTART", stopped_at=None)
+
+    return [(signal_rules, "together", together)]
+
+
 def _asked_in_any_order() -> Sequence[Patch]:
     original: Any = deciding._some
 
@@ -252,6 +274,18 @@ MUTANTS = {
     ),
     "the-rule-says-what-was-decided": Mutant(
         "what was decided is done", "started without cause", _the_rule_says_what_was_decided, directed="decided"
+    ),
+    "a-start-takes-the-place-of-a-stop": Mutant(
+        "I29: a stop that was decided before a start acts as well",
+        "stopped and running",
+        _a_start_takes_the_place_of_a_stop,
+        directed="stopped before a start",
+    ),
+    "a-start-behind-a-stop-is-a-restart": Mutant(
+        "I29: a stop acts although nothing may start",
+        "stopped and running",
+        _a_start_behind_a_stop_is_a_restart,
+        directed="stopped before a start",
     ),
     "asked-in-any-order": Mutant(
         "signals are decided in their order", "decided out of order", _asked_in_any_order, directed="decided in order"
