@@ -15,7 +15,9 @@ from headgate.protocol.messages.steps import Emitted
 from headgate.store import cleaning
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import NoSuchRow
+from headgate.store.removal import runs
 from headgate.store.store import Store
+from headgate.store.tables import xcom
 
 
 def large_run(store: Store, clock: Clock, query: Query, *, tasks: int) -> Tasks:
@@ -94,3 +96,26 @@ def test_the_elements_of_one_task_go_in_pieces_too(old: Store, clock: Clock, que
     rest = {"element": 500, "emitter": 1, "task_instance": 1, "dag_run": 1}
     assert done == [{"element": 1000}, {"element": 1000}, rest, {}]
     assert tried == rest | {"element": 2500}
+
+
+def test_what_belongs_to_runs_and_tasks_counts_as_well(
+    old: Store, clock: Clock, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "DEPENDENT_ROWS_MAX", 9)
+    tasks = large_run(old, clock, query, tasks=4)
+    r2 = query("SELECT id FROM dag_run WHERE run_id = 'r2'")[0]["id"]
+    old.tasks.cancel_run(r2)
+    clock.pass_days(40)
+    old.heartbeat(tasks.epoch)
+    ids = [row["id"] for row in query("SELECT id FROM task_instance ORDER BY id")]
+    each = [(id_, f"k{key}") for place, id_ in enumerate(ids) for key in range(4 if place < 4 else 2)]
+    values = [{"task_instance_id": id_, "key": key, "value": b"1", "stored_at": clock.now} for id_, key in each]
+    with old.database.writing() as tx:
+        tx.connection.execute(xcom.insert(), values)
+
+    tried = clean(old, 30, kinds=("runs",), is_tried_only=True)
+    done = [cleaned.rows for _, cleaned in old.cleaning.clean(30 * DAY_S, kinds=["runs"])]
+
+    two = {"xcom": 8, "task_instance": 2}
+    assert done == [two, two | {"dag_run": 1}, {"xcom": 8, "task_instance": 4, "dag_run": 1}, {}]
+    assert tried == {"xcom": 24, "task_instance": 8, "dag_run": 2}

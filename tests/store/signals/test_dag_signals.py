@@ -20,6 +20,7 @@ from headgate.protocol.messages.schedules import SignalSchedule
 from headgate.protocol.values import decode_value
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import NoSuchRow, SignalKeyInUse
+from headgate.store.ids import Epoch
 from headgate.store.scheduling import considering
 from headgate.store.signals import sending
 from headgate.store.store import Store
@@ -152,6 +153,35 @@ def test_signals_wait_while_the_dag_is_paused_or_has_as_many_runs_as_it_may(dags
     assert dags.runs() == [[1], [2]]
     (line,) = dags.store.inspect.dags()
     assert (line.schedule, line.waiting_events) == ("each signal of 'go'", 0)
+
+
+@pytest.mark.parametrize("change", ["paused", "another schedule"])
+def test_a_run_is_made_by_the_terms_that_hold_behind_the_lock(
+    dags: Dags, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The DAG is changed between the look at what waits and the lock of the DAG."""
+    dags.save(EACH)
+    dags.send("go", 1, 2)
+    while dags.store.scheduling.consider_signals(dags.epoch).has_more:
+        pass
+    assert dags.waiting() == 2
+    database = dags.store.scheduling.database
+    leased = database.leased
+
+    def changed_before(epoch: Epoch) -> Any:
+        monkeypatch.undo()
+        if change == "paused":
+            dags.store.tasks.set_paused("d", is_paused=True)
+        else:
+            later = SignalSchedule(EACH.rules, "batch", batch_count=5)
+            spec = DagSpec("d", later, tasks=(TaskSpec("a", "Op"),))
+            dags.store.tasks.save_file(dags.epoch, "d.py", [spec])
+        return leased(epoch)
+
+    monkeypatch.setattr(database, "leased", changed_before)
+    assert dags.store.scheduling.create_event_runs(dags.epoch).made == []
+    assert database.leased == leased, "it was changed"
+    assert dags.waiting() == 2
 
 
 def test_a_rule_that_the_dag_has_no_more_leaves_nothing_that_waits(dags: Dags) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Table, and_, delete, func, or_, select, update
 
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import Epoch
@@ -29,6 +30,9 @@ from headgate.store.tables import (
 # Rows read per transaction, and tasks or elements of runs deleted: that takes some tens of milliseconds, and others can
 # write between two.
 CLEAN_ROWS_MAX = 1000
+# Rows that belong to them, as XComs, rules and what a run was created for, of which one run has a thousand at most. One
+# task goes with all that it has.
+DEPENDENT_ROWS_MAX = 10_000
 
 
 class Cleaned(msgspec.Struct, frozen=True):
@@ -61,8 +65,8 @@ def _rules_of(runs: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
 def remove_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
     """Delete runs with all their tasks. The runs are locked already; a task that is locked by others keeps its run.
 
-    It deletes as many runs as have `CLEAN_ROWS_MAX` tasks in total. If the first has more, or as many elements, it
-    deletes a piece of that one.
+    It deletes as many runs as have `CLEAN_ROWS_MAX` tasks in total, and `DEPENDENT_ROWS_MAX` other rows. If the first
+    has more, or as many elements, it deletes a piece of that one.
     """
     chosen, tasks = _small_runs(tx, ids)
     if not chosen:
@@ -89,13 +93,24 @@ def _small_runs(tx: Tx, ids: Sequence[int]) -> tuple[list[int], dict[int, list[i
     for task_id, run in rows:
         if run in tasks:
             tasks[run].append(task_id)
-    while chosen and _has_too_many_elements(tx, [task_id for run in chosen for task_id in tasks[run]]):
+    while chosen and _has_too_much(tx, chosen, [task_id for run in chosen for task_id in tasks[run]]):
         chosen = chosen[: len(chosen) // 2]
     return chosen, tasks
 
 
-def _has_too_many_elements(tx: Tx, tasks: Sequence[int]) -> bool:
-    return len(_first_elements(tx, tasks, limit=CLEAN_ROWS_MAX + 1)) > CLEAN_ROWS_MAX
+def _has_too_much(tx: Tx, runs: Sequence[int], tasks: Sequence[int]) -> bool:
+    """Whether these runs and tasks have more rows than go with them in one transaction."""
+    if len(_first_elements(tx, tasks, limit=CLEAN_ROWS_MAX + 1)) > CLEAN_ROWS_MAX:
+        return True
+    found = 0
+    of_tasks = [(table.c.task_instance_id, tasks) for table in _OF_TASK if table is not element]
+    for column, ids in [*of_tasks, *((table.c.dag_run_id, runs) for table in _OF_RUN)]:
+        for some in chunks(sorted(ids)):
+            few = select(ONE).where(column.in_(some)).limit(DEPENDENT_ROWS_MAX + 1 - found).subquery()
+            found += tx.connection.execute(select(func.count()).select_from(few)).scalar_one()
+            if found > DEPENDENT_ROWS_MAX:
+                return True
+    return False
 
 
 def _remove_piece(tx: Tx, run: int) -> Cleaned:
@@ -110,6 +125,8 @@ def _remove_piece(tx: Tx, run: int) -> Cleaned:
     if len(elements) == CLEAN_ROWS_MAX:
         deleted = sum(_delete_elements(tx, task_id, upto) for task_id, upto in _last_of_each(elements).items())
         return Cleaned({"element": deleted}, run - 1)
+    while len(tasks) > 1 and _has_too_much(tx, [], tasks):
+        tasks = tasks[: len(tasks) // 2]
     # A task that another transaction has locked stays, and with it the rest of its run, until the next clean.
     return Cleaned(_delete_tasks(tx, tasks), run - 1 if tasks else run)
 

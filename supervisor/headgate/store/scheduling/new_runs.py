@@ -149,13 +149,16 @@ def _create_event_runs(
     tx: LeasedTx, graphs: Graphs, ready: Sequence[tuple[Source, Backlogged]], *, limit: int
 ) -> NewRuns:
     new = NewRuns()
-    for source, one in ready:
+    for source, found in ready:
         if len(new.made) >= limit:
             new.more = True
             break
-        if not assets.lock_dag(tx, one.dag_id):
+        locked = assets.lock_dag(tx, found.dag_id)
+        if locked is None:
             new.more = True
             continue
+        # It may be paused by now, or have another schedule.
+        one = msgspec.structs.replace(found, spec_hash=locked.spec_hash, is_held=locked.is_held)
         if one.backlog.events > WAITING_EVENTS_MAX:
             new.dropped[one.name] = source.drop_oldest(tx, one.dag_id)
         schedule = _schedule(tx, graphs, one)

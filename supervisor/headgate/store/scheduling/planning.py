@@ -350,7 +350,7 @@ class _Evaluation:
 
     def _lock_dag(self, dag_row: DagRowId) -> bool:
         if dag_row not in self._locked_dags:
-            self._locked_dags[dag_row] = assets.lock_dag(self._tx, dag_row)
+            self._locked_dags[dag_row] = assets.lock_dag(self._tx, dag_row) is not None
         return self._locked_dags[dag_row]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import and_, bindparam, delete, func, insert, literal_column, select, update
@@ -156,13 +157,23 @@ def read_backlogs(tx: Tx, statement: Prepared) -> list[Backlogged]:
 
 
 _LOCK = Prepared(
-    select(dag.c.id).where(dag.c.id == bindparam("of_id")).with_for_update(skip_locked=True, key_share=True)
+    select(dag.c.spec_hash, dag.c.is_paused, dag.c.removed_at)
+    .where(dag.c.id == bindparam("of_id"))
+    .with_for_update(skip_locked=True, key_share=True)
 )
 
 
-def lock_dag(tx: Tx, dag_id: DagRowId) -> bool:
-    """Lock a DAG's row while its runs are counted and created; False if another transaction has locked it."""
-    return _LOCK.run(tx.connection, of_id=dag_id).fetchone() is not None
+class LockedDag(NamedTuple):
+    """The terms of a DAG by which its runs are created, as in `Backlogged`; they hold as long as it is locked."""
+
+    spec_hash: str
+    is_held: bool
+
+
+def lock_dag(tx: Tx, dag_id: DagRowId) -> LockedDag | None:
+    """Lock a DAG's row while its runs are counted and created; None if another transaction has locked it."""
+    row = _LOCK.run(tx.connection, of_id=dag_id).fetchone()
+    return None if row is None else LockedDag(row[0], bool(row[1]) or row[2] is not None)
 
 
 def waiting(tx: Tx, dag_id: DagRowId, limit: int | None) -> list[Waiting]:
