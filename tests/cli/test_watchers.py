@@ -45,6 +45,24 @@ def test_a_watcher_is_changed_and_keeps_what_is_not_given(watched: Any) -> None:
     assert shown == {"connection": "shop", "stream": "orders", "group": "accounting", "in_flight_max": 7}
 
 
+def test_a_connection_that_is_not_there_is_told(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ("--no-check", "--from", "redis://Shop/orders?group=accounting")
+    missing = "no connection 'Shop' is stored: until `headgate connections set Shop`, or HEADGATE_CONN_SHOP in the"
+    added = watched("watchers", "add", "one", *source)
+    assert added.code == 0
+    assert missing in added.err
+    assert missing in watched("watchers", "set", "one", *source).err
+    assert watched("watchers", "set", "one", "--no-check", "--kwargs", '{"connection": "Shop"}').err.startswith(
+        "no con"
+    )
+    assert watched("watchers", "set", "orders", "--no-check", "--kwargs", '{"connection": "Shop"}').err == "", "its own"
+    monkeypatch.setenv("HEADGATE_CONN_SHOP", "redis://127.0.0.1")
+    assert watched("watchers", "set", "one", *source).err == ""
+    monkeypatch.delenv("HEADGATE_CONN_SHOP")
+    assert watched("connections", "set", "Shop", "redis://127.0.0.1").code == 0
+    assert watched("watchers", "set", "one", *source).err == ""
+
+
 def test_a_restart_says_what_it_does(watched: Any) -> None:
     called = watched("watchers", "restart", "orders")
     assert (called.code, called.out) == (0, "watcher orders is started again\n")
@@ -158,6 +176,8 @@ def test_a_change_that_could_not_be_started_changes_nothing(shop: Any) -> None:
 
 
 def test_a_source_is_added_without_python_and_tried_as_any_other(call_database: Any) -> None:
+    for connection in ("the shop", "shop"):
+        assert call_database("connections", "set", connection, "redis://127.0.0.1").code == 0
     source = "redis://the%20shop/orders/eu?group=accounting&create=true&claim_idle_s=60&in_flight_max=10&body=json%3Ax"
     added = call_database("watchers", "add", "orders", "--from", source)
     assert (added.code, added.err) == (0, "")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import keyword
+import os
+import shlex
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +13,7 @@ import typer
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, WideOption, print_structs
 from headgate.cli.options import json_object
-from headgate.cli.sources import parse_source
+from headgate.cli.sources import SOURCES, parse_source
 from headgate.cli.tables import Column
 
 if TYPE_CHECKING:
@@ -76,7 +79,8 @@ def add(
         if not no_check:
             check_loads(ctx, store, classpath, encode_kwargs(given))
         store.add_watcher(name, classpath, given, queue=queue, asset=asset, signal=signal, **more)
-    print(f"added watcher {name}; once a supervisor runs, see `headgate why {name}`")
+        print(f"added watcher {name}; once a supervisor runs, see `headgate why {name}`")
+        _tell_of_connection(store, classpath, given)
 
 
 @app.command("set")
@@ -113,6 +117,8 @@ def set_watcher(
         changed = store.change_watcher(
             name, classpath=classpath, kwargs=given, queue=queue, max_deliveries=max_deliveries
         )
+        if given is not None:
+            _tell_of_connection(store, classpath or store.watcher_class(name)[1], given)
     if changed.is_finished:
         print(f"changed watcher {name}, which has returned; `headgate watchers restart {name}` runs it again")
     elif changed.hold is not None:
@@ -132,6 +138,22 @@ def _class_and_kwargs(
     if classpath is not None:
         check_classpath(classpath)
     return classpath, None if kwargs is None else parse_kwargs(kwargs)
+
+
+def _tell_of_connection(store: Store, classpath: str, kwargs: dict[str, Any]) -> None:
+    """Warn of a connection of a broker that is not there yet: supervisors may have it in their environment."""
+    from headgate.supervisor.queries import CONNECTION_PREFIX
+
+    name = kwargs.get("connection")
+    is_broker = any(source.classpath == classpath for source in SOURCES.values())
+    if not is_broker or not isinstance(name, str) or f"{CONNECTION_PREFIX}{name.upper()}" in os.environ:
+        return
+    if all(stored.name != name for stored in store.tasks.connections.listed()):
+        print(
+            f"no connection {name!r} is stored: until `headgate connections set {shlex.quote(name)}`, or "
+            f"{CONNECTION_PREFIX}{name.upper()} in the environment of its supervisor, it fails",
+            file=sys.stderr,
+        )
 
 
 @app.command()
