@@ -89,6 +89,9 @@ class RedisOthers:
     def reset(self) -> None:
         self._set("0")
 
+    def drop(self, kept: int) -> None:
+        self.station.client.xtrim(self.station.stream, maxlen=kept, approximate=False)
+
 
 class NatsOthers:
     def __init__(self, station: NatsStation) -> None:
@@ -107,6 +110,10 @@ class NatsOthers:
 
     def reset(self) -> None:
         self._make(deliver_policy="all")
+
+    def drop(self, kept: int) -> None:
+        config = self.station.ask(f"STREAM.INFO.{self.station.stream}")["config"]
+        self.station.ask(f"STREAM.UPDATE.{self.station.stream}", config | {"max_msgs": kept})
 
 
 @pytest.fixture(params=["kafka", "redis", "nats"])
@@ -169,15 +176,20 @@ def drift(
     process_log.reset()
 
 
+def watch(store: Store, others: Others) -> None:
+    """Add the watcher whose stream it is."""
+    trigger = others.station.trigger()
+    kwargs = trigger.serialize()[1] | {"connection": "shop"}
+    store.add_watcher("orders", type(trigger)._classpath(), kwargs)
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the tests of the store have both
 def test_what_others_do_to_a_stream_is_told(
     others: Others, start_pair: StartPair, users_store: Store, drift: Drift
 ) -> None:
     station = others.station
     settings = SETTINGS | {"conn_shop": others.uri}
-    _, kwargs = station.trigger().serialize()
-    classpath = type(station.trigger())._classpath()
-    users_store.add_watcher("orders", classpath, kwargs | {"connection": "shop"})
+    watch(users_store, others)
     station.publish(names(5))
     pair = start_pair(**settings)
     wait_until(lambda: stored(users_store) == 5, "five messages are stored")
@@ -227,3 +239,31 @@ def test_what_others_do_to_a_stream_is_told(
     station.delete()
     record = drift.wait(2, "unknown to the broker")
     assert record["error"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("others", ["redis", "nats"], indirect=True)
+def test_messages_that_a_broker_drops_while_nobody_reads_are_told_until_that_is_accepted(
+    others: RedisOthers | NatsOthers, start_pair: StartPair, users_store: Store, drift: Drift
+) -> None:
+    station = others.station
+    settings = SETTINGS | {"conn_shop": others.uri}
+    watch(users_store, others)
+    station.publish(names(5))
+    pair = start_pair(**settings)
+    wait_until(lambda: stored(users_store) == 5, "five messages are stored")
+    wait_until(lambda: not station.pending(), "they are acknowledged")
+    drift.wait(0, "ok")
+    pair.stop()
+    station.publish(names(5, 5))
+    others.drop(2)
+    for _ in range(2):  # by whatever reader, and however often
+        pair = start_pair(**settings)
+        wait_until(lambda: stored(users_store) == 7, "what is left is stored")
+        record = wait_until(lambda: drift.wait(2, "dropped unread")["found"], "its reader has told of it")
+        assert [(found["verdict"], found["missing"]) for found in record] == [("dropped unread", 3)]
+        pair.stop()
+    assert "drift" in [problem.reason for problem in users_store.inspect.status()]
+    drift("--accept")
+    start_pair(**settings)
+    drift.wait(0, "ok")

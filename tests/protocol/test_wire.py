@@ -64,6 +64,8 @@ PROGRESS = LaneProgress(
     cursor="c",
     advanced=(3, 4),
     asked=(5, 6),
+    dropped=(7,),
+    missing=8,
 )
 
 # One of each, every field apart from its default, so that the order of the fields is pinned as well.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headgate.protocol.messages.runner import DescribedLane, DescribedStream, LaneProgress
@@ -15,6 +16,7 @@ from headgate.scheduling.drift import (
     Verdict,
     judge_beginning,
     judge_lane,
+    judge_losses,
     report_of,
     worst,
 )
@@ -48,6 +50,33 @@ def test_where_a_reader_begins_is_held_against_where_headgate_was(
     fields: dict[str, Any] = {"begun_at": 2.0, "cursor": "topic"} | changes
     lane = LaneProgress("0", began, **fields)
     assert judge_beginning(KNOWN, KNOWN_AT, lane) == verdict
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({"dropped": (3,)}, None),
+        ({"dropped": (4,)}, "dropped unread"),
+        ({"dropped": (2,)}, None),  # somebody has set the group, and the broker counts anew
+        ({}, None),
+        ({"dropped": (4,), "cursor": "another topic"}, None),
+    ],
+)
+def test_a_loss_at_the_broker_is_found_if_the_database_does_not_know_of_it(
+    fields: dict[str, Any], verdict: Verdict | None
+) -> None:
+    lane = LaneProgress("0", (), **{"cursor": "topic"} | fields)
+    assert judge_losses(msgspec.structs.replace(KNOWN, dropped=(3,)), lane) == verdict
+
+
+def test_what_a_broker_tells_for_ever_of_losses_is_told_until_it_is_accepted() -> None:
+    answer = DescribedStream("d", (DescribedLane("0", committed=(7,), before=(6,), after=(8,), missing=2),), 1)
+    assert report_of(answer, [], 2.0)[0].verdict == "dropped unread", "its reader has not noticed it yet"
+    found = Finding("0", "dropped unread", (), (), 1.0, 2)
+    known = [KnownLane("0", (6,), dropped=(2,))]
+    assert report_of(answer, [found], 2.0, known)[0].verdict == "dropped unread"
+    report = report_of(answer, [], 2.0, known)[0]
+    assert (report.verdict, report.lanes[0].missing) == ("ok", 2)
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,9 @@ async def test_what_a_reader_says_of_itself_is_told_with_its_figures_if_it_can_b
         LaneProgress("0", begun_at=float("nan")),
         LaneProgress("0", committed_at=float("inf")),
         LaneProgress("0", is_ours="yes"),  # type: ignore[arg-type]
+        LaneProgress("0", dropped=(-1,)),
+        LaneProgress("0", missing=2**64),
+        LaneProgress("0", missing=1.5),  # type: ignore[arg-type]
         LaneProgress(7),  # type: ignore[arg-type]
     ],
 )

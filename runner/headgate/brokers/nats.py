@@ -238,6 +238,7 @@ class JetStreamProducer(ThreadedProducer):
         if missing := _missing(stream["state"], max(_given_out(consumer)[0], self._lost_upto)):
             _log.error("messages were dropped before they were read", stream=self.name, at_most=missing)
             self._lost_upto = stream["state"]["first_seq"] - 1
+            self.lane_progress.note_dropped("", (self._lost_upto,), missing)
 
     # --- receiving ------------------------------------------------------------------------------------------------
 

@@ -24,11 +24,15 @@ class _Lane:
     advanced: Position
 
 
+_NOTHING: tuple[Position, int] = ((), 0)  # was dropped
+
+
 class Progress:
     """The lanes of one producer, by name. Only the lanes that it has begun with are known."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
+        self._dropped: dict[str, tuple[Position, int]] = {}
         self._given_up: str | None = None  # the lane that was given up last
 
     def begin(
@@ -59,9 +63,14 @@ class Progress:
         self.note_asked(lane, position)
         self.note_advanced(lane, position)
 
+    def note_dropped(self, lane: str, mark: Position, missing: int) -> None:
+        """Note that the broker has dropped messages that were not read: ``missing`` at most, if ``mark`` has grown."""
+        self._dropped[lane] = (mark, missing)
+
     def give_up(self, lanes: Collection[str]) -> None:
         """Forget lanes that others may read from now on."""
         for lane in lanes:
+            self._dropped.pop(lane, None)
             if self._lanes.pop(lane, None) is not None:
                 self._given_up = lane
 
@@ -69,7 +78,8 @@ class Progress:
         """Return the first `LANES_TOLD_MAX` lanes; if all were given up, one of these, with 0 as its beginning."""
         # What is confirmed is read first: what was asked for is never behind it.
         lanes = tuple(
-            replace(lane.begun, advanced=lane.advanced, asked=lane.asked)
-            for lane in islice(list(self._lanes.values()), LANES_TOLD_MAX)
+            replace(lane.begun, advanced=lane.advanced, asked=lane.asked, dropped=dropped, missing=missing)
+            for name, lane in islice(list(self._lanes.items()), LANES_TOLD_MAX)
+            for dropped, missing in (self._dropped.get(name, _NOTHING),)
         )
         return lanes if lanes or self._given_up is None else (LaneProgress(self._given_up),)

@@ -135,14 +135,14 @@ class RedisStreamProducer(ThreadedProducer):
             stream, group = client.xinfo_stream(self._stream), self._find_group()
         if group is None:
             raise BrokerSourceMissing(f"{self.name}: there is no such group")
-        first, lag = stream["first-entry"], group.get("lag")
+        first = stream["first-entry"]
         return [
             LanePosition(
                 end=_numbers(stream["last-generated-id"]),
                 first=None if first is None else _numbers(first[0]),
                 committed=_numbers(group["last-delivered-id"]),
                 missing=_missing(stream, group),
-                lag=None if lag is None else int(lag) + int(group["pending"]),
+                lag=_lag(stream, group),
                 is_shared=int(group["consumers"]) > 1,
             )
         ]
@@ -335,11 +335,9 @@ class RedisStreamProducer(ThreadedProducer):
     def lag(self) -> int | None:
         """Return the entries that the group has not got, and those that it has not acknowledged."""
         with translated(self.name):
-            _, group = self._look_for_losses()
+            stream, group = self._look_for_losses()
             self._look_for_strays()
-        if group is None or group.get("lag") is None:
-            return None
-        return int(group["lag"]) + int(group["pending"])
+        return None if group is None else _lag(stream, group)
 
     def _look_for_losses(self) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
         """Report entries that were dropped from the stream before the group got them, as far as it can be known.
@@ -353,10 +351,10 @@ class RedisStreamProducer(ThreadedProducer):
         group = self._ours(groups)
         lost = 0 if group is None else _missing(stream, group)
         if lost > self._lost:
-            _log.error(
-                "entries were trimmed or deleted before they were read", stream=self.name, entries=lost - self._lost
-            )
-            self._lost = lost
+            entries = lost - self._lost
+            _log.error("entries were trimmed or deleted before they were read", stream=self.name, entries=entries)
+            self.lane_progress.note_dropped("", (lost,), entries)
+            self._lost = lost  # it may not be known for a while, and then it is 0
         return stream, group
 
     def _look_for_strays(self) -> None:
@@ -432,6 +430,16 @@ def _missing(stream: Mapping[str, Any], group: Mapping[str, Any]) -> int:
     else:
         return 0  # some are there that it has got, some that it has not: what is between cannot be counted
     return max(0, int(stream["entries-added"]) - int(group["entries-read"]) - ahead)
+
+
+def _lag(stream: Mapping[str, Any], group: Mapping[str, Any]) -> int | None:
+    """Return how many entries a group has not got, and those that it has not acknowledged; None if nobody knows.
+
+    The server counts those that were dropped unread as well, for ever.
+    """
+    if group.get("lag") is None:
+        return None
+    return max(0, int(group["lag"]) - _missing(stream, group)) + int(group["pending"])
 
 
 def _numbers(entry_id: bytes) -> tuple[int, int]:

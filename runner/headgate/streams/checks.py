@@ -77,7 +77,8 @@ def is_progress(lane: object) -> bool:
     return (
         isinstance(lane, LaneProgress)
         and all(len(text) <= LANE_CHARS_MAX and storable(text) == text for text in (lane.lane, lane.cursor))
-        and all(map(is_position, (lane.began, lane.advanced, lane.asked)))
+        and all(map(is_position, (lane.began, lane.advanced, lane.asked, lane.dropped)))
+        and is_position((lane.missing,))
         and all(math.isfinite(at) for at in (lane.begun_at, lane.committed_at or 0.0))
         and lane.is_ours in (None, False, True)
     )

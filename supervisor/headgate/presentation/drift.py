@@ -19,4 +19,6 @@ def position_text(position: Position | None) -> str | None:
 def finding_text(finding: Finding) -> str:
     """Return what was found of a lane, in one line."""
     lane = f"lane {finding.lane}: " if finding.lane else ""
+    if finding.verdict == "dropped unread":
+        return f"{lane}{finding.verdict}, {finding.missing:,} at most"
     return f"{lane}{finding.verdict}, from {position_text(finding.was)} to {position_text(finding.now)}"

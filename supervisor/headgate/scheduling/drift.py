@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.protocol.messages.runner import DescribedLane, DescribedStream, LaneProgress, Position
 
@@ -50,22 +51,30 @@ _ORDER: Final[tuple[Verdict, ...]] = (
 
 
 class KnownLane(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a producer that had begun at ``begun_at`` had come in a lane, as the database knows it."""
+    """How far a producer that had begun at ``begun_at`` had come in a lane, as the database knows it.
+
+    ``dropped`` is that of `LaneProgress`: what it stands for was found already.
+    """
 
     lane: str
     at: Position = ()
     cursor: str = ""
     begun_at: float = 0.0
+    dropped: Position = ()
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A drift that was found in a lane, from ``was`` to ``now``, at ``at`` (seconds since 1970). A user accepts it."""
+    """A drift that was found in a lane, from ``was`` to ``now``, at ``at`` (seconds since 1970). A user accepts it.
+
+    Of messages that were dropped unread it has only their number, at most: ``missing``.
+    """
 
     lane: str
     verdict: Verdict
     was: Position
     now: Position
     at: float
+    missing: int = 0
 
 
 class LaneReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,7 +104,7 @@ class StreamReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def known_of(progress: Iterable[LaneProgress]) -> tuple[KnownLane, ...]:
     """Return what the database is to know of lanes."""
-    return tuple(KnownLane(lane.lane, lane.advanced, lane.cursor, lane.begun_at) for lane in progress)
+    return tuple(KnownLane(lane.lane, lane.advanced, lane.cursor, lane.begun_at, lane.dropped) for lane in progress)
 
 
 def judge_beginning(known: KnownLane, known_at: float, lane: LaneProgress) -> Verdict | None:
@@ -116,6 +125,11 @@ def judge_beginning(known: KnownLane, known_at: float, lane: LaneProgress) -> Ve
     return None
 
 
+def judge_losses(known: KnownLane, lane: LaneProgress) -> Verdict | None:
+    """Return that a broker has dropped messages since the database knows of it; None if it has not."""
+    return "dropped unread" if lane.cursor == known.cursor and lane.dropped > known.dropped else None
+
+
 def judge_lane(lane: DescribedLane) -> Verdict:
     """Return the verdict on a lane whose broker was asked."""
     if lane.committed is not None and lane.after is not None and lane.committed > lane.after and not lane.is_shared:
@@ -128,16 +142,21 @@ def judge_lane(lane: DescribedLane) -> Verdict:
 
 
 def report_of(
-    described: DescribedStream, findings: Sequence[Finding], at: float
+    described: DescribedStream, findings: Sequence[Finding], at: float, known: Iterable[KnownLane] = ()
 ) -> tuple[StreamReport, tuple[Finding, ...]]:
-    """Return the report on a stream at ``at``, and all that is found by now: ``findings`` are those of before."""
+    """Return the report on a stream at ``at``, and all that is found by now: ``findings`` are those of before.
+
+    If the database already knows of messages that were dropped in a lane, they have been found, and a user may have
+    accepted that; a broker may tell of them for ever.
+    """
     by_lane = {finding.lane: finding for finding in findings}
+    told = {lane.lane for lane in known if lane.dropped}
     for lane in described.lanes:
         verdict = judge_lane(lane)
         if verdict in ("moved by others", "went back") and lane.lane not in by_lane:
             was = lane.after if verdict == "moved by others" else lane.before
             by_lane[lane.lane] = Finding(lane.lane, verdict, was or (), lane.committed or (), at)
-    lanes = tuple(_reported(lane, by_lane.get(lane.lane)) for lane in described.lanes)
+    lanes = tuple(_reported(lane, by_lane.get(lane.lane), is_told=lane.lane in told) for lane in described.lanes)
     verdicts: list[Verdict] = [*(lane.verdict for lane in lanes), *(each.verdict for each in by_lane.values())]
     if described.error:
         verdicts.append("unknown to the broker" if described.is_missing else "cannot be told")
@@ -145,8 +164,8 @@ def report_of(
     return report, tuple(by_lane.values())
 
 
-def _reported(lane: DescribedLane, finding: Finding | None) -> LaneReport:
-    verdict = judge_lane(lane)
+def _reported(lane: DescribedLane, finding: Finding | None, *, is_told: bool) -> LaneReport:
+    verdict = judge_lane(replace(lane, missing=0) if is_told else lane)
     return LaneReport(
         lane.lane,
         verdict if finding is None else worst([verdict, finding.verdict]),

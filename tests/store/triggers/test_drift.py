@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import update
 from tests.store.harness import QUEUES, Clock, describe_stream, register
 
+from headgate.presentation.drift import finding_text
 from headgate.protocol.messages.runner import DescribedLane, DescribedStream, FiredEvent, LaneProgress
 from headgate.store.errors import LeaseLost, NoSuchRow
 from headgate.store.facts.drift import StreamDrift
@@ -73,6 +74,36 @@ def test_a_move_while_nobody_reads_is_found_once_and_accepted_by_a_user(store: S
     assert of(store).found == ()
     assert store.inspect.status() == []
     assert store.note_drift(epoch, {"d": (lane(51, began=45, begun_at=2.0),)}, {}) == {"d": "ok"}
+
+
+def test_a_loss_is_found_once_whoever_reads_and_the_next_one_again(store: Store, epoch: Epoch) -> None:
+    def note(dropped: int, begun_at: float = 1.0, missing: int = 0) -> str:
+        told = lane(40, began=40, begun_at=begun_at, dropped=(dropped,), missing=missing)
+        return store.note_drift(epoch, {"d": (told,)}, {})["d"]
+
+    assert note(5) == "ok", "it was before headgate has read it"
+    assert note(7, missing=2) == "dropped unread"
+    (found,) = of(store).found
+    assert finding_text(found) == "lane 0: dropped unread, 2 at most"
+    (problem,) = store.inspect.status()
+    assert problem.reason == "drift"
+    assert note(7, begun_at=2.0, missing=7) == "dropped unread"
+    assert store.ask_drift([store.inspect.find_stream("orders")], accepts=True) == (found,)
+    assert note(7, begun_at=3.0, missing=7) == "ok"
+    answer = DescribedStream("d", (DescribedLane("0", committed=(40,), missing=7),), 1)
+    assert store.note_drift(epoch, {}, {"d": answer}) == {"d": "ok"}
+    report = of(store).report
+    assert report is not None
+    assert report.verdict == "ok"
+    # While nobody reads it loses more, and the next reader is the first to see it.
+    assert note(8, begun_at=4.0, missing=8) == "dropped unread"
+
+
+def test_a_loss_does_not_hide_what_is_worse(store: Store, epoch: Epoch) -> None:
+    store.note_drift(epoch, {"d": (lane(40),)}, {})
+    store.note_drift(epoch, {"d": (lane(45, began=45, begun_at=2.0, is_ours=False),)}, {})
+    lost = lane(45, began=45, begun_at=2.0, is_ours=False, dropped=(1,), missing=1)
+    assert store.note_drift(epoch, {"d": (lost,)}, {}) == {"d": "moved by others"}
 
 
 def test_going_on_after_a_move_does_not_look_like_going_back(store: Store, epoch: Epoch) -> None:

@@ -267,7 +267,8 @@ class LaneProgress(WireStruct, frozen=True):
     if it had none. ``is_ours``: whether headgate had committed that (None: the broker cannot tell), at
     ``committed_at``. Times are in seconds since 1970. ``cursor`` names what the place is a place of: if it is another
     one, somebody has made it anew. The broker has confirmed everything up to ``advanced``, and was asked for nothing
-    beyond ``asked``.
+    beyond ``asked``. ``dropped`` grows whenever it has dropped messages that this reader had not got, and ``missing``
+    is how many these were the last time, at most; () if it has dropped none, or cannot tell.
     """
 
     lane: str
@@ -278,6 +279,8 @@ class LaneProgress(WireStruct, frozen=True):
     cursor: str = ""
     advanced: Position = ()
     asked: Position = ()
+    dropped: Position = ()
+    missing: int = 0
 
 
 class StreamFigures(WireStruct, frozen=True):

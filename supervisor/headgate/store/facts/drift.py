@@ -8,7 +8,7 @@ runner ask, and stores the answer. Nothing that headgate does depends on these r
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -22,6 +22,7 @@ from headgate.scheduling.drift import (
     StreamReport,
     Verdict,
     judge_beginning,
+    judge_losses,
     known_of,
     report_of,
     worst,
@@ -183,11 +184,12 @@ def _locked(stream_ids: Sequence[int]) -> Any:
 def _note(tx: LeasedTx, row: Any, progress: _Lanes | None, described: DescribedStream | None) -> Verdict:
     values: dict[str, Any] = {}
     found, now_s = _read(_FOUND, row.found, ()), tx.now.timestamp()
+    known = _read(_KNOWN, row.progress, ())
     if progress is not None:
-        found = _judged(tx, row, progress, found)
-        values |= {"progress": _ENCODER.encode(known_of(progress)).decode(), "progress_at": tx.now}
+        found, known = _judged(tx, row, known, progress, found), known_of(progress)
+        values |= {"progress": _ENCODER.encode(known).decode(), "progress_at": tx.now}
     if described is not None:
-        report, found = report_of(described, found, now_s)
+        report, found = report_of(described, found, now_s, known)
         values |= {"report": _ENCODER.encode(report).decode(), "answered_at": tx.now, "asked_at": None}
     found = found[:FINDINGS_MAX]
     values["found"] = _ENCODER.encode(found).decode()
@@ -195,17 +197,26 @@ def _note(tx: LeasedTx, row: Any, progress: _Lanes | None, described: DescribedS
     return worst(finding.verdict for finding in found)
 
 
-def _judged(tx: LeasedTx, row: Any, progress: _Lanes, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Return what was found before, and what is wrong with where the producer has begun."""
-    known = {lane.lane: lane for lane in _read(_KNOWN, row.progress, ())}
-    if all(lane.lane not in known or known[lane.lane].begun_at == lane.begun_at for lane in progress):
-        return found
-    known_at = max(row.progress_at, _alive_until(tx, row.progress_at)).timestamp()
+def _judged(
+    tx: LeasedTx, row: Any, known: Iterable[KnownLane], progress: _Lanes, found: tuple[Finding, ...]
+) -> tuple[Finding, ...]:
+    """Return what was found before, what is wrong with where the producer has begun, and what was dropped unread."""
+    of_lane = {lane.lane: lane for lane in known}
     by_lane = {finding.lane: finding for finding in found}
+    now_s, known_at = tx.now.timestamp(), None
     for lane in progress:
-        was = known.get(lane.lane)
-        if was is not None and (verdict := judge_beginning(was, known_at, lane)) is not None:
-            by_lane[lane.lane] = Finding(lane.lane, verdict, was.at, lane.began, tx.now.timestamp())
+        was = of_lane.get(lane.lane)
+        if was is None:
+            continue
+        if was.begun_at != lane.begun_at:
+            known_at = known_at or max(row.progress_at, _alive_until(tx, row.progress_at)).timestamp()
+            if (verdict := judge_beginning(was, known_at, lane)) is not None:
+                by_lane[lane.lane] = Finding(lane.lane, verdict, was.at, lane.began, now_s)
+                continue
+        if (verdict := judge_losses(was, lane)) is not None:
+            before = by_lane.get(lane.lane)
+            if before is None or worst([before.verdict, verdict]) == verdict:
+                by_lane[lane.lane] = Finding(lane.lane, verdict, (), (), now_s, lane.missing)
     return tuple(by_lane.values())
 
 
