@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DisconnectionError
 from tests.store.harness import WAITED_MAX_S
 
 from headgate.store.db.deadline import Deadline
@@ -80,10 +81,55 @@ def test_a_server_that_falls_silent_is_given_up_in_time_and_asked_again_later(
     with Store(open_engine(url.render_as_string(hide_password=False)), secrets=secrets) as store:
         assert store.inspect.watchers() == []
         forwarder.is_silent = True
-        with pytest.raises(DatabaseAway):
+        with pytest.raises(DatabaseAway, match=r"is away: a transaction has taken longer than 0\.5 s$"):
             store.inspect.watchers()
         forwarder.is_silent = False
         assert store.inspect.watchers() == []
+
+
+def test_a_connection_that_has_got_the_number_of_a_closed_one_goes_on() -> None:
+    ours, theirs = socket.socketpair()
+    deadline = Deadline(0.02)
+    with theirs:
+        with deadline.watching(ours.fileno()):
+            number = ours.fileno()
+            ours.close()
+            new = [socket.socketpair() for _ in range(4)]
+            reused = next(pair for pair in new if number in (pair[0].fileno(), pair[1].fileno()))
+            assert theirs.recv(1) == b"", "the limit is over"
+        reused[0].sendall(b"1")
+        assert reused[1].recv(1) == b"1"
+        for pair in new:
+            for each in pair:
+                each.close()
+
+
+def test_errors_before_the_limit_and_of_others_stay_as_they_are() -> None:
+    ours, theirs = socket.socketpair()
+    deadline = Deadline(0.02)
+    with ours, theirs:
+        with pytest.raises(OverflowError, match="too large"), deadline.watching(ours.fileno()):
+            raise OverflowError("too large")
+        with pytest.raises(LookupError, match="its own"), deadline.watching(ours.fileno()):
+            raise LookupError("its own" if theirs.recv(1) == b"" else "not shut down")
+
+
+def test_a_transaction_that_cannot_be_watched_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ours, theirs = socket.socketpair()
+    deadline = Deadline(0.02)
+    with ours, theirs:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(RuntimeError, match="new thread"), deadline.watching(ours.fileno()):
+                pytest.fail("it has begun")
+        with deadline.watching(ours.fileno()):
+            assert theirs.recv(1) == b"", "the next one is watched"
+    closed = ours.fileno()
+    with pytest.raises(DisconnectionError, match="cannot be watched: Bad file"), deadline.watching(closed):
+        pytest.fail("it has begun")
 
 
 def test_a_deadline_has_a_thread_only_while_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

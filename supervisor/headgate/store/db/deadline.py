@@ -4,6 +4,9 @@ A server applies its own timeouts only while it runs and can be reached. If it i
 packets, the supervisor would wait, and neither renew its lease nor react to signals. So a thread watches: if a
 transaction takes too long, it shuts the socket down, the driver sees a broken connection, and the caller gets
 `DatabaseAway` as for any other.
+
+The driver may close its descriptor at any time, and another connection of the process may then get the same number. So
+a transaction is watched by a descriptor of its own for the same socket.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from sqlalchemy import exc
+
+from headgate.store.db import driver_errors
+
 
 class Deadline:
     """Shuts down the socket of a transaction that takes longer than ``limit_s`` seconds."""
@@ -24,23 +31,40 @@ class Deadline:
         self._changed = threading.Condition()
         self._ends_at: float | None = None
         self._descriptor = -1
+        self._has_cut = False
         self._thread: threading.Thread | None = None
 
     @contextmanager
     def watching(self, descriptor: int) -> Generator[None]:
-        """Watch the transaction that runs within this block, over the socket with this descriptor."""
-        with self._changed:
-            self._descriptor = descriptor
-            self._ends_at = time.monotonic() + self._limit_s
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="headgate database deadline", daemon=True)
-                self._thread.start()
+        """Watch the transaction that runs within this block, over the socket with this descriptor.
+
+        Raises SQLAlchemy's ``TimeoutError`` in place of the error that the transaction gets when its socket is shut
+        down, and ``DisconnectionError`` if this process may open no more files.
+        """
         try:
+            own = os.dup(descriptor)
+        except OSError as error:
+            raise exc.DisconnectionError(f"its connection cannot be watched: {error.strerror}") from error
+        try:
+            self._begin(own)
             yield
+        except driver_errors.translated() as error:
+            if not self._has_cut:
+                raise
+            raise exc.TimeoutError(f"a transaction has taken longer than {self._limit_s:g} s") from error
         finally:
             with self._changed:
-                # Under the lock, so that the descriptor is not closed and reused while it is shut down.
                 self._ends_at = None
+                os.close(own)  # under the lock: nobody shuts it down any more
+
+    def _begin(self, descriptor: int) -> None:
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._watch, name="headgate database deadline", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._descriptor, self._has_cut = descriptor, False
+            self._ends_at = time.monotonic() + self._limit_s
 
     def _watch(self) -> None:
         with self._changed:
@@ -54,13 +78,15 @@ class Deadline:
                 elif (left_s := self._ends_at - time.monotonic()) > 0:
                     self._changed.wait(left_s)
                 else:
-                    self._ends_at = None
+                    self._ends_at, self._has_cut = None, True
                     _shut_down(self._descriptor)
 
 
 def _shut_down(descriptor: int) -> None:
+    duplicate = socket.socket(fileno=descriptor)
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as duplicate:
-            duplicate.shutdown(socket.SHUT_RDWR)
+        duplicate.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # it is closed already, as intended
+    finally:
+        duplicate.detach()
