@@ -91,9 +91,43 @@ def test_a_process_that_runs_keeps_its_keys_if_its_file_is_spoilt(tmp_path: Path
     running = Secrets.open(tmp_path, None, makes_file=True)
     token = running.encrypt(b"x")
     (tmp_path / KEY_FILE_NAME).write_text(content)
-    with pytest.raises(WrongKeys, match=r"written with the key 0123; .*fernet.key has [0-9a-f]{16}: copy the key file"):
+    with pytest.raises(WrongKeys, match=r"written with the key 0123; .*fernet.key has [0-9a-f]{16}; (there is no|key 1 of 1 in) .*: copy the key file"):
         running.encrypt(b"y", "0123")
     assert running.decrypt(token) == b"x"
+
+
+def test_a_file_that_cannot_be_read_again_is_named_and_read_when_it_can(tmp_path: Path) -> None:
+    running = Secrets.open(tmp_path, None, makes_file=True)
+    other = Secrets.open(tmp_path, None)
+    other.add_key()
+    new = other.encrypt(b"new", other.fingerprints[0])
+    path = tmp_path / "fernet.key"
+    path.chmod(0o640)
+    with pytest.raises(BadKey, match=r"the one key this supervisor has; the key file .* can be read by others"):
+        running.decrypt(new)
+    with pytest.raises(WrongKeys, match=r"fernet.key has \w+; the key file .* run chmod 600 on it: copy the key file"):
+        running.encrypt(b"x", other.fingerprints[0])
+    path.chmod(0o600)
+    assert running.decrypt(new) == b"new", "its mode alone has changed"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_a_key_file_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = Secrets.open(tmp_path, None, makes_file=True)
+    path = tmp_path / "fernet.key"
+    os.chown(path, 1, 2)
+    keys.add_key()
+    assert (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777) == (1, 2, 0o600)
+    before = path.read_bytes()
+
+    def refused(path: Path, uid: int, gid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refused)
+    with pytest.raises(UnusableKey, match=r"belongs to the user \w+: change it as that user"):
+        keys.add_key()
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["fernet.key"]
 
 
 def test_without_a_key_file_none_is_made_by_the_way(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hmac
 import os
+import pwd
 import stat
 import uuid
 from collections.abc import Sequence
@@ -37,12 +38,14 @@ class Secrets:
         self.path = path
         self._read_as = _state_of(path)
         self._fernets = _fernets(keys, source)
+        self._trouble = ""  # with the key file, since it was read
 
     @classmethod
     def none(cls) -> Secrets:
         """Return no keys: for a process that neither reads nor writes anything encrypted."""
         found = cls.__new__(cls)
         found.source, found.path, found._read_as, found._fernets = "a process without keys", None, None, {}
+        found._trouble = ""
         return found
 
     def __repr__(self) -> str:
@@ -97,7 +100,7 @@ class Secrets:
             found = self._decrypted(text)
         if found is None:
             known = "the one key" if len(self._fernets) == 1 else f"any of the {len(self._fernets)} keys"
-            raise BadKey(f"the kwargs cannot be decrypted with {known} this supervisor has")
+            raise BadKey(f"the kwargs cannot be decrypted with {known} this supervisor has{self._trouble}")
         return found
 
     def _decrypted(self, text: str) -> tuple[bytes, str] | None:
@@ -111,27 +114,33 @@ class Secrets:
     def wrong_for(self, needed: Sequence[str]) -> WrongKeys:
         """Return the error that these keys, in which the database is written, are not here."""
         here = ", ".join(self.fingerprints)
-        return wrong_keys(needed, f"{self.source} has {here}")
+        return wrong_keys(needed, f"{self.source} has {here}{self._trouble}")
 
     def read_again(self) -> bool:
         """Read the key file again if it has changed; return whether it has. A file that cannot be read changes nothing.
 
-        Keys that are no longer in it stay known to this process.
+        Keys that are no longer in it stay known to this process. What is wrong with a file that cannot be read is said
+        with the next key that is missing.
         """
         state = _state_of(self.path)
         if self.path is None or state is None or state == self._read_as:
             return False
-        self._read_as = state
         try:
             self._fernets = _fernets(_read_key_file(self.path), self.source) | self._fernets
-        except (OSError, UnusableKey):
+        except OSError as error:
+            self._trouble = f"; {_unusable(self.path, error)}"
             return False
+        except UnusableKey as error:
+            self._trouble = f"; {error}"
+            return False
+        self._read_as, self._trouble = state, ""
         return True
 
     def add_key(self) -> str:
         """Put a new key in front of the others in the key file; return its fingerprint. Raises `UnusableKey`.
 
-        Two processes must not do this at once: one of the two keys would be lost.
+        The file keeps its owner, as whom a supervisor reads it. Two processes must not do this at once: one of the two
+        keys would be lost.
         """
         if self.path is None:
             raise UnusableKey(f"{self.source} cannot be changed from here: put a new key after the others in it")
@@ -140,6 +149,7 @@ class Secrets:
         try:
             old = _read_key_file(path)
             draft = _write_draft(path, b"\n".join([key, *(each.encode() for each in old)]) + b"\n")
+            _give_to_owner(draft, path)
             draft.rename(path)
             _sync_folder(path.parent)
         except OSError as error:
@@ -224,6 +234,24 @@ def _write_draft(path: Path, content: bytes) -> Path:
         draft.unlink()  # a part of a key is of no use, and should not lie about
         raise
     return draft
+
+
+def _give_to_owner(draft: Path, path: Path) -> None:
+    """Give a draft to the owner of the file that it is to replace. Raises `UnusableKey`, and then it is gone."""
+    owner, own = path.stat(), draft.stat()
+    try:
+        if (owner.st_uid, owner.st_gid) != (own.st_uid, own.st_gid):
+            os.chown(draft, owner.st_uid, owner.st_gid)
+    except OSError:
+        draft.unlink()
+        raise UnusableKey(f"the key file {path} belongs to {_name_of(owner.st_uid)}: change it as that user") from None
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the user {uid}"
 
 
 def _sync_folder(path: Path) -> None:
