@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from sqlalchemy import select, update
 from tests.brokers.servers.absent import skip_or_fail
 from tests.integration.conftest import StartPair
 from tests.integration.pair import stored, wait_until
@@ -18,6 +20,7 @@ from headgate.brokers.clients.kafka_client import Consumer, TopicPartition
 from headgate.brokers.clients.redis_client import run
 from headgate.cli.main import main
 from headgate.store.store import Store
+from headgate.store.tables import stream_drift, triggerer
 from headgate.supervisor.logs import process_log
 from headgate.testing.brokers import kafka_station, nats_station, redis_station
 from headgate.testing.brokers.kafka_station import KafkaStation
@@ -267,3 +270,31 @@ def test_messages_that_a_broker_drops_while_nobody_reads_are_told_until_that_is_
     drift("--accept")
     start_pair(**settings)
     drift.wait(0, "ok")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("others", ["redis", "nats"], indirect=True)
+def test_an_old_copy_of_the_database_is_told(
+    others: RedisOthers | NatsOthers, start_pair: StartPair, users_store: Store, drift: Drift
+) -> None:
+    station = others.station
+    settings = SETTINGS | {"conn_shop": others.uri}
+    watch(users_store, others)
+    station.publish(names(2))
+    pair = start_pair(**settings)
+    wait_until(lambda: stored(users_store) == 2, "two messages are stored")
+    wait_until(lambda: not station.pending(), "they are acknowledged")
+    drift.wait(0, "ok")
+    with users_store.database.reading() as tx:
+        old = tx.connection.execute(select(stream_drift.c.progress)).scalar_one()
+    station.publish(names(3, 2))
+    wait_until(lambda: stored(users_store) == 5, "three more are stored")
+    wait_until(lambda: not station.pending(), "they are acknowledged")
+    pair.stop()
+    # As if it had been copied then, ten minutes ago.
+    then = datetime.now(UTC) - timedelta(minutes=10)
+    with users_store.database.writing() as tx:
+        tx.connection.execute(update(stream_drift).values(progress=old, progress_at=then))
+        tx.connection.execute(update(triggerer).values(latest_heartbeat=then))
+    start_pair(**settings)
+    drift.wait(2, "log newer than the database")

@@ -35,6 +35,8 @@ KNOWN_AT = 1_000.0
         ((45,), {"is_ours": True, "committed_at": KNOWN_AT + LOG_NEWER_S}, None),
         # A broker that cannot tell who it was: the database may be some seconds old.
         ((45,), {"is_ours": None}, None),
+        ((45,), {"is_ours": None, "committed_at": KNOWN_AT + LOG_NEWER_S}, None),
+        ((45,), {"is_ours": None, "committed_at": KNOWN_AT + LOG_NEWER_S + 1}, "log newer than the database"),
         ((45,), {"is_ours": False}, "moved by others"),
         ((45,), {"is_ours": None, "cursor": "another topic"}, "moved by others"),
         ((39,), {"is_ours": True}, "went back"),

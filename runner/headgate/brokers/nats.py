@@ -17,6 +17,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -137,7 +138,8 @@ class JetStreamProducer(ThreadedProducer):
         self._look_for_losses(stream, consumer)
         # Only who makes the consumer anew can move it, and then it was made at another time.
         cursor = f"{stream['created']} {consumer['created']}"
-        self.lane_progress.begin("", _given_out(consumer), cursor=cursor)
+        given_at = _seconds(consumer["delivered"].get("last_active"))
+        self.lane_progress.begin("", _given_out(consumer), cursor=cursor, committed_at=given_at)
         self._inbox = client.subscribe()
 
     def positions(self) -> list[LanePosition]:
@@ -369,6 +371,14 @@ def _missing(state: dict[str, Any], got: int) -> int:
 def _given_out(consumer: dict[str, Any]) -> tuple[int]:
     """Return the number up to which a consumer has given out messages."""
     return (int(consumer["delivered"]["stream_seq"]),)
+
+
+def _seconds(moment: object) -> float | None:
+    """Return a time of the server in seconds since 1970; None if it has none."""
+    try:
+        return datetime.fromisoformat(str(moment)).timestamp() if moment else None
+    except ValueError:
+        return None
 
 
 class JetStreamTrigger(BrokerTrigger):

@@ -151,7 +151,8 @@ class RedisStreamProducer(ThreadedProducer):
         """Note up to where the group has been given entries, and whether somebody has set that.
 
         ``XGROUP SETID`` and ``CREATE`` leave a group that does not know how many entries it has read. It may not know
-        that after deletions either; then it cannot be told.
+        that after deletions either; then it cannot be told. An id begins with the time at which the entry was added,
+        unless its publisher has given it another one; it was given out after that.
         """
         if group is not None:
             is_ours: bool | None = None
@@ -159,7 +160,10 @@ class RedisStreamProducer(ThreadedProducer):
                 is_ours = True
             elif stream.get("max-deleted-entry-id") == b"0-0":
                 is_ours = False
-            self.lane_progress.begin("", _numbers(group["last-delivered-id"]), is_ours=is_ours)
+            last = _numbers(group["last-delivered-id"])
+            added_at = last[0] / 1000
+            given_at = added_at if added_at <= time.time() else None
+            self.lane_progress.begin("", last, is_ours=is_ours, committed_at=given_at)
 
     def disconnect(self) -> None:
         """Close the client."""

@@ -120,7 +120,7 @@ def judge_beginning(known: KnownLane, known_at: float, lane: LaneProgress) -> Ve
     is_ours = lane.is_ours if lane.cursor == known.cursor else False
     if is_ours is False:
         return "moved by others"
-    if is_ours and lane.committed_at is not None and lane.committed_at > known_at + LOG_NEWER_S:
+    if lane.committed_at is not None and lane.committed_at > known_at + LOG_NEWER_S:
         return "log newer than the database"
     return None
 

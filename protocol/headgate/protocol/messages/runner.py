@@ -265,10 +265,10 @@ class LaneProgress(WireStruct, frozen=True):
     If ``begun_at`` is 0 the producer has given it up, and nothing else is said of it: others may read it now.
     ``began`` is the place that the broker had as committed when this producer began with the lane, at ``begun_at``; ()
     if it had none. ``is_ours``: whether headgate had committed that (None: the broker cannot tell), at
-    ``committed_at``. Times are in seconds since 1970. ``cursor`` names what the place is a place of: if it is another
-    one, somebody has made it anew. The broker has confirmed everything up to ``advanced``, and was asked for nothing
-    beyond ``asked``. ``dropped`` grows whenever it has dropped messages that this reader had not got, and ``missing``
-    is how many these were the last time, at most; () if it has dropped none, or cannot tell.
+    ``committed_at`` or later. Times are in seconds since 1970. ``cursor`` names what the place is a place of: if it is
+    another one, somebody has made it anew. The broker has confirmed everything up to ``advanced``, and was asked for
+    nothing beyond ``asked``. ``dropped`` grows whenever it has dropped messages that this reader had not got, and
+    ``missing`` is how many these were the last time, at most; () if it has dropped none, or cannot tell.
     """
 
     lane: str

@@ -44,6 +44,7 @@ class Drift:
         self._runner = runner
         self._retry = retry
         self._incarnation = 0
+        self._names: dict[str, str] = {}  # of streams, by digest
         self._told: dict[str, tuple[LaneProgress, ...]] = {}  # by digest, of this incarnation
         self._begun: dict[str, set[float]] = {}  # when its producers began with lanes, as far as that is stored
         self._changed: set[str] = set()
@@ -63,6 +64,7 @@ class Drift:
             return
         self._begin(incarnation)
         for stream in () if changes.figures is None else changes.figures.streams:
+            self._names[stream.stream] = stream.name
             self._tell(stream.stream, stream.progress, now)
         for answer in changes.streams:
             self._tell(answer.stream, answer.progress, now)
@@ -102,7 +104,7 @@ class Drift:
     def _begin(self, incarnation: int) -> None:
         if incarnation != self._incarnation:
             self._incarnation = incarnation
-            for state in (self._told, self._begun, self._changed, self._asked):
+            for state in (self._names, self._told, self._begun, self._changed, self._asked):
                 state.clear()
 
     def _tell(self, digest: str, progress: tuple[LaneProgress, ...], now: float) -> None:
@@ -122,7 +124,12 @@ class Drift:
         verdicts = self._store.note_drift(epoch, progress, self._answers)
         for digest, verdict in verdicts.items():
             if LEVELS[verdict] > 1 and self._verdicts.get(digest) != verdict:
-                log.error("the broker of a stream is not where headgate has left it", stream=digest, verdict=verdict)
+                log.error(
+                    "the broker of a stream is not where headgate has left it",
+                    stream=self._names.get(digest, digest),
+                    verdict=verdict,
+                    next="headgate streams drift",
+                )
         self._verdicts |= verdicts
         for digest in progress.keys() & verdicts.keys():
             self._begun[digest] = _begun(self._told[digest])
