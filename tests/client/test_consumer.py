@@ -26,7 +26,7 @@ from headgate.client import (
 from headgate.store import cleaning
 from headgate.store.consuming import places
 from headgate.store.db.engine import open_engine
-from headgate.store.errors import BadName, DatabaseAway
+from headgate.store.errors import BadName, DatabaseAway, TransactionOpen
 from headgate.store.store import Store
 
 
@@ -68,6 +68,46 @@ def test_an_exception_rolls_back_the_rows_and_the_place_and_is_passed_on(watched
     assert bills(watched) == []
     assert row(watched).handed_over == 0
     assert bill(consumer) == ["a"]
+
+
+@pytest.mark.parametrize("statement", ["ROLLBACK", "COMMIT"])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_block_that_ends_its_transaction_by_sql_is_told_and_moves_no_place(
+    watched: Watched, consumer: Consumer, statement: str, goes_on: bool
+) -> None:
+    if goes_on and watched.store.database.engine.dialect.name == "sqlite":
+        pytest.skip("the driver of SQLite begins no other transaction by itself")
+    watched.store_events("a")
+
+    def end() -> None:
+        with consumer.batch() as batch:
+            batch.connection.execute(insert(BILLS).values(event_id=1, payload="a"))
+            batch.connection.exec_driver_sql(statement)
+            if goes_on:
+                batch.connection.exec_driver_sql("SELECT 1")
+
+    with pytest.raises(BatchEnded):
+        end()
+    assert (row(watched).handed_over, row(watched).failures) == (0, 0)
+    assert bills(watched) == ["a"] * (statement == "COMMIT")
+
+
+def test_within_a_batch_the_same_client_is_refused_and_the_batch_goes_on(
+    watched: Watched, client: Client, consumer: Consumer
+) -> None:
+    watched.store_events("a")
+    with consumer.batch() as batch:
+        for use in (
+            lambda: client.send_signal("k", 1),
+            lambda: client.newest("orders"),
+            lambda: client.events("orders"),
+            lambda: client.consumer("billing"),
+        ):
+            with pytest.raises(TransactionOpen, match="within its block use another"):
+                use()
+        batch.connection.execute(insert(BILLS).values(event_id=1, payload="a"))
+    assert (bills(watched), row(watched).handed_over) == (["a"], 1)
+    client.send_signal("k", 1)
 
 
 def test_an_error_of_the_users_own_statement_stays_what_it_is(watched: Watched, consumer: Consumer) -> None:

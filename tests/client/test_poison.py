@@ -14,7 +14,7 @@ from sqlalchemy import insert, text
 from tests.client.harness import BILLS, Watched, bills, client_of, payloads, row
 from tests.store.harness import WAITED_MAX_S, Query
 
-from headgate.client import BatchEnded, Client, Consumer
+from headgate.client import BatchEnded, Client, Consumer, ConsumerBusy
 from headgate.store import cleaning
 from headgate.store.consuming import failures, places, set_aside
 from headgate.store.consuming.failures import ASIDE_IN_A_ROW_MAX, UNFINISHED, UNFINISHED_AFTER_S
@@ -232,6 +232,45 @@ def test_a_record_that_is_young_is_of_a_worker_that_is_about_to_begin(watched: W
         assert row(watched).failures == int(is_old)
     assert bill(consumer) == ["a"]  # alone: it may be bad
     assert bill(consumer) == ["b"]
+
+
+def test_a_worker_that_cannot_begin_what_it_has_recorded_counts_no_failure(
+    watched: Watched, consumer: Consumer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has waited in vain for another worker, or for the database, and tries again; the code never had the event."""
+    watched.store_events("a", "b")
+    monkeypatch.setattr(failures, "UNFINISHED_AFTER_S", -1.0)  # each record is old
+    lock, record = places.lock, failures.record
+    recorded: list[Any] = []
+
+    def recording(*arguments: Any) -> Any:
+        recorded.append(record(*arguments))
+        return recorded[-1]
+
+    def busy(tx: Any, name: str) -> Any:
+        if recorded:
+            recorded.clear()
+            raise ConsumerBusy(name, 5.0)
+        return lock(tx, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(failures, "record", recording)
+        patched.setattr(places, "lock", busy)
+        for _ in range(3):
+            with pytest.raises(ConsumerBusy):
+                bill(consumer)
+    assert (row(watched).failures, row(watched).set_aside, row(watched).handed_over) == (0, 0, 0)
+    assert bill(consumer) == ["a", "b"]
+    # Another process does not know that nothing has begun.
+    watched.store_events("c")
+    with monkeypatch.context() as patched:
+        patched.setattr(failures, "record", recording)
+        patched.setattr(places, "lock", busy)
+        with pytest.raises(ConsumerBusy):
+            bill(client.consumer("billing"))
+    with client_of(watched.store) as other:
+        assert bill(other.consumer("billing")) == ["c"]
+    assert row(watched).handed_over == 3
 
 
 def test_workers_that_are_not_killed_leave_no_record(watched: Watched, consumer: Consumer, query: Query) -> None:

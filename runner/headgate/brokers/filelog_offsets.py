@@ -14,6 +14,7 @@ error holds only for the moment of each new try.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -28,9 +29,11 @@ LOCK_POLL_S = 0.02  # short, because between two tries of a stream that fails th
 
 
 def show(folder: str, group: str) -> list[str]:
-    """Return a line for each file of the group."""
+    """Return a line for each file of the group. Raises FileLogError if there is no such group."""
     files = storage.load_offsets(folder, group, storage.ensure_log_id(folder))
-    return [_text_of(file) for file in files]
+    if not files:
+        raise FileLogError(f"nothing was read in {folder} by a group {group!r}")
+    return [_text_of(folder, file) for file in files]
 
 
 def restart(folder: str, group: str, partition: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> str:
@@ -57,18 +60,33 @@ def restart(folder: str, group: str, partition: str, *, lock_timeout_s: float = 
     finally:
         storage.release_lock(lock)
     lost = [file for file in files if file not in rest]
-    return "; ".join(f"{partition}: given up at {file.offset:,} of {file.seen:,} bytes of {file.name}" for file in lost)
+    return "; ".join(f"{partition}: given up at {_read_of(file)}" for file in lost)
 
 
 def _is_done(file: FileEntry) -> bool:
     return file.is_rotated and file.offset >= file.seen
 
 
-def _text_of(file: FileEntry) -> str:
+def _text_of(folder: str, file: FileEntry) -> str:
     if not file.name:
         return f"{file.partition}: the next file is read from its start"
     rotated = ", rotated" if file.is_rotated else ""
-    return f"{file.partition}: {file.offset:,} of {file.seen:,} bytes of {file.name}{rotated}"
+    return f"{file.partition}: {_read_of(file, _size_of(folder, file))}{rotated}"
+
+
+def _read_of(file: FileEntry, size: int | None = None) -> str:
+    """Return how much of a file is read; of one that is not there, what it had when it was read last."""
+    bytes_ = f"at least {file.seen:,}" if size is None else f"{size:,}"
+    return f"{file.offset:,} of {bytes_} bytes of {file.name}"
+
+
+def _size_of(folder: str, file: FileEntry) -> int | None:
+    """Return the size of a file now; None if the one with its name is another one."""
+    try:
+        found = os.stat(os.path.join(folder, file.name))
+    except OSError:
+        return None
+    return found.st_size if found.st_ino == file.inode and found.st_size >= file.seen else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,9 +7,10 @@ payloads are not encrypted. See docs/consuming.md.
 """
 
 from headgate.client.client import Client, open_client
-from headgate.client.consumer import Batch, BatchEnded, Consumer
+from headgate.client.consumer import Batch, Consumer
 from headgate.client.signals import Send
 from headgate.protocol.messages.signals import SentSignal
+from headgate.store.consuming.places import BatchEnded
 from headgate.store.consuming.reading import BATCH_EVENTS, BATCH_EVENTS_MAX, START, Cursor, Event
 from headgate.store.errors import (
     ConsumerBusy,
@@ -21,6 +22,7 @@ from headgate.store.errors import (
     NoSuchWatcher,
     SchemaOutOfDate,
     StoreError,
+    TransactionOpen,
     ValueRefused,
 )
 from headgate.store.signals.reading import Signal
@@ -47,6 +49,7 @@ __all__ = [
     "SentSignal",
     "Signal",
     "StoreError",
+    "TransactionOpen",
     "ValueRefused",
     "open_client",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -12,24 +13,14 @@ from sqlalchemy import Connection, event
 from headgate.client.waiting import wait_for_page
 from headgate.protocol import marks
 from headgate.store.consuming import failures, places, reading, set_aside
-from headgate.store.consuming.places import Place
+from headgate.store.consuming.failures import Recorded
+from headgate.store.consuming.places import BatchEnded, Place
 from headgate.store.consuming.reading import BATCH_EVENTS, Cursor, Event, Page
 from headgate.store.consuming.set_aside import Redelivery
 from headgate.store.db.engine import LOCK_TIMEOUT_S
 from headgate.store.db.prepared import driver_of
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.errors import ConsumerBusy, StoreError
-
-
-class BatchEnded(StoreError):
-    """The block of a batch has ended its transaction itself; nothing of it was committed.
-
-    The end of the block commits the rows and the consumer's place together. For a part that may fail by itself use
-    ``batch.connection.begin_nested()``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("a batch is committed by the end of its block: the block must not call commit or rollback")
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -90,6 +81,7 @@ class Consumer:
         self._database = database
         self.name = name
         self._is_trusted = False  # the last batch was taken, so the next one is not recorded
+        self._recorded: Recorded | None = None  # by this process, and not handed over yet
 
     @contextmanager
     def batch(self, limit: int = BATCH_EVENTS) -> Generator[Batch]:
@@ -128,7 +120,7 @@ class Consumer:
                 handed.finish(tx)
                 marks.reach("consumer.place_moved")
             marks.reach("consumer.committed")
-            self._is_trusted = True
+            self._is_trusted = self._is_trusted or bool(handed.events)
         except (_RolledBack, StoreError):
             self._is_trusted = False
             self._database.close()  # whatever the block has done to the connection, the next batch has another
@@ -156,12 +148,13 @@ class Consumer:
                     else:
                         page = Page((redelivery.event,), place.cursor)
                     marks.reach("consumer.batch_read")
+                    self._recorded = None
                     yield tx, _Handed(place, page, redelivery)
                     return
                 if place.has_redeliveries:
                     redelivery = set_aside.take(tx, place)
                 if redelivery is None:
-                    failures.record(tx, place, limit)
+                    self._recorded = failures.record(tx, place, limit, self._recorded)
                 is_recorded = True
             marks.reach("consumer.batch_recorded")
 
@@ -200,6 +193,7 @@ class Consumer:
             raise
 
 
+_IDLE = 0  # libpq's PQTRANS_IDLE
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's code: a lock was not available in time
 
 
@@ -225,5 +219,15 @@ def _committed_by_us(connection: Connection) -> Generator[None]:
         yield
     finally:
         event.remove(connection, "commit", refuse)
-    if transaction is None or not transaction.is_active or connection.get_transaction() is not transaction:
+    is_ours = transaction is not None and transaction.is_active and connection.get_transaction() is transaction
+    if not is_ours or not _is_in_transaction(connection):
         raise BatchEnded
+
+
+def _is_in_transaction(connection: Connection) -> bool:
+    """Whether the driver is: SQL that is passed to it as text may have ended what SQLAlchemy has begun."""
+    driver = connection.connection.driver_connection
+    if isinstance(driver, sqlite3.Connection):
+        return driver.in_transaction
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)
+    return status is None or int(status) != _IDLE

@@ -10,6 +10,13 @@ class StoreError(Exception):
     """Base of the errors of the store: nothing of the transaction was written."""
 
 
+class TransactionOpen(StoreError):
+    """The connection is in a transaction, which its block has to end first: that of a batch of a consumer."""
+
+    def __init__(self) -> None:
+        super().__init__("a batch of this client is open: within its block use another `Client`, or do it afterwards")
+
+
 class DatabaseAway(StoreError):
     """The database cannot be reached or used at the moment: try again later.
 

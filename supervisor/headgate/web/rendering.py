@@ -24,7 +24,8 @@ from headgate.web.states import look_of
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 STATIC = ("headgate.css", "headgate.js", "headgate.svg", "vendor/htmx/htmx.min.js")
-_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s/:@?#]*):[^\s/@]+@")
+# It begins with the last letter of the scheme: from the first one, a long run of letters would be read again from each.
+_URL_PASSWORD = re.compile(r"([A-Za-z0-9+.-]://[^\s/:@?#]*):[^\s/@]+@")
 
 
 class Static(NamedTuple):

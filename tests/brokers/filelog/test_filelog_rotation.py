@@ -198,7 +198,7 @@ async def test_a_rotated_file_that_is_removed_before_its_end_is_an_error_that_na
         await reader.take(1)
     (log / "p.jsonl.1").unlink()
     async with reading(log) as reader:
-        problem = r"'p' up to 40 of 48 bytes is under no name in the folder; .* --restart PARTITION"
+        problem = r"'p' up to 40 of at least 48 bytes is under no name in the folder; .* --restart PARTITION"
         with pytest.raises(FileLogRewritten, match=problem):
             await reader.take(1)
 
@@ -225,11 +225,11 @@ async def test_lines_that_were_seen_and_are_not_in_the_copy_are_an_error_for_eve
         append(log / "p.jsonl", b'"written between copy and truncation"\n')
         await reader.take(1)
         os.truncate(log / "p.jsonl", 0)
-        with pytest.raises(FileLogRewritten, match="up to 86 of 86 bytes"):
+        with pytest.raises(FileLogRewritten, match="up to 86 of at least 86 bytes"):
             await reader.take(1)
     for _ in range(2):
         async with reading(log) as reader:
-            with pytest.raises(FileLogRewritten, match="up to 0 of 86 bytes"):
+            with pytest.raises(FileLogRewritten, match="up to 0 of at least 86 bytes"):
                 await reader.take(1)
 
 
@@ -429,7 +429,7 @@ async def test_a_file_that_is_given_up_is_followed_by_the_next_one_with_keys_of_
     os.truncate(log / "p.jsonl", 0)
     append(log / "p.jsonl", lines([OLD[0], *NEW[1:]]))
     assert filelog_offsets.main([str(log), "g", "--restart", "p"]) == 0
-    assert "p: given up at 32 of 48 bytes" in capsys.readouterr().out
+    assert "p: given up at 32 of at least 48 bytes" in capsys.readouterr().out
     assert filelog_offsets.main([str(log), "g"]) == 0
     assert "p: the next file" in capsys.readouterr().out
     async with reading(log) as reader:
@@ -458,6 +458,16 @@ async def test_nothing_is_given_up_while_the_group_is_read_or_by_a_wrong_name(
         assert "is in use by process" in capsys.readouterr().err
         assert filelog_offsets.main([str(log), "g"]) == 0
         assert capsys.readouterr().out == "p: 32 of 48 bytes of p.jsonl\n"
+        append(log / "p.jsonl", b"7\n")
+        assert filelog_offsets.main([str(log), "g"]) == 0
+        assert capsys.readouterr().out == "p: 32 of 50 bytes of p.jsonl\n", "what was not looked at yet counts"
+        os.truncate(log / "p.jsonl", 48)
+        (log / "p.jsonl").rename(log / "away")
+        assert filelog_offsets.main([str(log), "g"]) == 0
+        assert capsys.readouterr().out == "p: 32 of at least 48 bytes of p.jsonl\n"
+        (log / "away").rename(log / "p.jsonl")
+    assert filelog_offsets.main([str(log), "G"]) == 1
+    assert "by a group 'G'" in capsys.readouterr().err
     assert filelog_offsets.main([str(log), "g", "--restart", "P"]) == 1
     assert "group 'g' has no partition 'P'; it has: p" in capsys.readouterr().err
     assert filelog_offsets.main([str(log / "nowhere"), "g"]) == 1

@@ -69,7 +69,7 @@ def test_a_subscriber_that_has_failed_is_the_one_that_its_stream_waits_for(store
     assert (raw.name, raw.missing, raw.newest_event_id is not None) == ("raw", None, True)
     assert big.missing == "it has failed once, the last time 5.0 s ago: KeyError: 'a'"
     _, (alone,) = store.inspect.stream(queue.id)
-    assert (alone.hold, alone.missing) == ("quarantine", "quarantine since 0.0 s: it blocked the loop")
+    assert (alone.hold, alone.missing) == ("quarantine", "quarantine for 0.0 s: it blocked the loop")
 
 
 def test_what_its_supervisor_says_of_a_stream_is_true_as_of_its_last_heartbeat(store: Store, clock: Clock) -> None:

@@ -64,7 +64,7 @@ def test_a_stream_held_up_by_a_neighbour_that_fails_names_it_its_error_and_since
 def test_a_stream_held_up_by_a_neighbour_that_is_held_names_it_unless_a_user_has_paused_it(stream: Stream) -> None:
     stream.store.hold_trigger(stream.epoch, stream.ids["big"], "quarantine", "it blocked the loop\nfor 31 s")
     stream.clock.advance(5)
-    assert stream.why("raw").headline.endswith("does not run: quarantine since 5.0 s: it blocked the loop for 31 s")
+    assert stream.why("raw").headline.endswith("does not run: quarantine for 5.0 s: it blocked the loop for 31 s")
     stream.store.pause_watcher("big")
     assert stream.why("raw").reason == "running"
 

@@ -273,8 +273,8 @@ def _lost(folder: str, known: Known, advice: str) -> FileLogRewritten:
     path = os.path.join(folder, known.name)
     problem = difference(folder, known.name, known) or "was replaced by another file"
     where = (
-        f"what was read as partition {known.partition!r} up to {known.position:,} of {known.seen:,} bytes is under no "
-        f"name in the folder"
+        f"what was read as partition {known.partition!r} up to {known.position:,} of at least {known.seen:,} bytes is "
+        f"under no name in the folder"
     )
     return FileLogRewritten(path, f"{problem}, and {where}", advice)
 

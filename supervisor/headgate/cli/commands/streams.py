@@ -145,7 +145,7 @@ def drift(
     """
     call = invocation(ctx)
     if accept and stream is None:
-        raise CommandError("--accept needs the STREAM of which something is accepted")
+        raise CommandError("--accept needs the STREAM of which something is accepted", exit_code=2)
     with call.store() as store:
         liveness = liveness_here(call.settings().lease_silence_max_s)
         if stream is None:

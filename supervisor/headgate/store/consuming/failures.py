@@ -17,7 +17,8 @@ between, no more are. The consumer then stays where it is until its next event i
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from sqlalchemy import update
 
@@ -36,16 +37,29 @@ UNFINISHED_AFTER_S = 5.0
 UNFINISHED = "the process that had it ended, or lost the database, before it had taken it"
 
 
-def record(tx: Tx, place: Place, limit: int) -> None:
-    """Count a batch that has not ended, and record the one that is handed over next, for a locked consumer."""
-    if place.taken_at is not None:
+class Recorded(NamedTuple):
+    """A batch as its consumer has it recorded: since when, and up to where."""
+
+    at: datetime
+    to: Cursor
+
+
+def record(tx: Tx, place: Place, limit: int, own: Recorded | None = None) -> Recorded | None:
+    """Count a batch that has not ended, and record the one that is handed over next, for a locked consumer.
+
+    Return the record; None if there is no event, or the record is another worker's. ``own`` is that of this process, if
+    it could not hand it over afterwards: nothing has failed then but the wait for the database, or for another worker.
+    """
+    if place.taken_at is not None and Recorded(place.taken_at, place.taken_to) != own:
         if (tx.now - place.taken_at).total_seconds() < UNFINISHED_AFTER_S:
-            return  # another worker is about to hand it over, or has died at once: the next one will see
+            return None  # another worker is about to hand it over, or has died at once: the next one will see
         count(tx, place, place.taken_to, UNFINISHED)
         place = places.lock(tx, place.name)
     page = reading.read_page(tx, place.watcher, place.cursor, 1 if place.is_careful else limit)
-    if page.events:
-        _set(tx, place, taken_to=str(page.cursor), taken_at=tx.now)
+    if not page.events:
+        return None
+    _set(tx, place, taken_to=str(page.cursor), taken_at=tx.now)
+    return Recorded(tx.now, page.cursor)
 
 
 def count_failure(tx: Tx, before: Place, to: Cursor, error: str, traceback: str) -> None:

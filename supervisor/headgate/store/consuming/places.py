@@ -4,27 +4,59 @@ from __future__ import annotations
 
 import difflib
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from sqlalchemy import bindparam, literal_column, null, select, update
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from headgate.store.consuming.reading import START, Cursor, Page
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import DatabaseNow, read
 from headgate.store.db.transaction import Tx
-from headgate.store.errors import NoSuchRow
+from headgate.store.errors import NoSuchRow, StoreError
 from headgate.store.tables import consumer
 
 CONSUMERS_LISTED_MAX = 1_000
 
 
+class BatchEnded(StoreError):
+    """The block of a batch has ended its transaction itself; nothing of it was committed.
+
+    What the block has committed by itself, with SQL as text, is. The end of the block commits the rows and the
+    consumer's place together. For a part that may fail by itself use ``batch.connection.begin_nested()``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("a batch is committed by the end of its block: the block must not call commit or rollback")
+
+
+class TransactionBegan(FunctionElement[Any]):
+    """Names the transaction that a statement is in on PostgreSQL: the moment at which it began."""
+
+    inherit_cache = True
+
+
+@compiles(TransactionBegan, "postgresql")
+def _began_postgresql(element: TransactionBegan, compiler: SQLCompiler, **kw: Any) -> str:
+    return "transaction_timestamp()"
+
+
+@compiles(TransactionBegan, "sqlite")
+def _began_sqlite(element: TransactionBegan, compiler: SQLCompiler, **kw: Any) -> str:
+    return "1"  # its driver knows whether it is in one
+
+
 class Place(msgspec.Struct, frozen=True):
     """A consumer, its place, and its trouble with the next events: see the columns of its table.
 
-    ``id`` is that of its row, which is locked if the place comes from `lock`.
+    ``id`` is that of its row, which is locked if the place comes from `lock`, by the transaction that ``began`` names.
     """
 
     id: int
+    began: Any
     name: str
     watcher: str
     cursor: Cursor
@@ -45,14 +77,15 @@ class Place(msgspec.Struct, frozen=True):
 _COLUMNS = (
     *(consumer.c.id, consumer.c.watcher, consumer.c.trigger_id, consumer.c.event_id, consumer.c.max_deliveries),
     *(consumer.c.failures, consumer.c.careful_to, consumer.c.taken_to, consumer.c.taken_at),
-    *(consumer.c.aside_in_a_row, consumer.c.has_redeliveries),
+    *(consumer.c.aside_in_a_row, consumer.c.has_redeliveries, TransactionBegan()),
 )
+_IS_SAME = (consumer.c.id == bindparam("of_id"), TransactionBegan() == bindparam("began"))
 # FOR NO KEY UPDATE: of several workers one has a batch; the others wait, and see the place that it has left.
 _LOCK = Prepared(select(*_COLUMNS).where(consumer.c.name == bindparam("of_name")).with_for_update(key_share=True))
 _LOOK = Prepared(select(*_COLUMNS).where(consumer.c.name == bindparam("of_name")))
 _MOVE = Prepared(
     update(consumer)
-    .where(consumer.c.id == bindparam("of_id"))
+    .where(*_IS_SAME)
     .values(
         trigger_id=bindparam("to_trigger"),
         event_id=bindparam("to_event"),
@@ -67,6 +100,11 @@ _MOVE = Prepared(
 )
 
 
+_COUNT = Prepared(
+    update(consumer).where(*_IS_SAME).values(handed_over=consumer.c.handed_over + 1, moved_at=DatabaseNow())
+)
+
+
 def lock(tx: Tx, name: str) -> Place:
     """Lock a consumer until the transaction ends; return its place. Waits for another worker. Raises `NoSuchRow`."""
     return _place(tx, name, _LOCK)
@@ -78,15 +116,27 @@ def look(tx: Tx, name: str) -> Place:
 
 
 def move(tx: Tx, place: Place, page: Page) -> None:
-    """Move a locked consumer behind the events of a page, which it has taken."""
-    _MOVE.run(
+    """Move a locked consumer behind the events of a page, which it has taken.
+
+    Raises `BatchEnded` if the transaction is another one than that which has locked it.
+    """
+    moved = _MOVE.run(
         tx.connection,
         of_id=place.id,
+        began=place.began,
         to_trigger=page.cursor.trigger_id,
         to_event=page.cursor.event_id,
         events=len(page.events),
         still_careful_to=str(place.careful_to) if page.cursor < place.careful_to else None,
     )
+    if moved.rowcount != 1:
+        raise BatchEnded
+
+
+def count_redelivery(tx: Tx, place: Place) -> None:
+    """Count an event that a locked consumer has taken, which stays where it is. Raises `BatchEnded` as `move` does."""
+    if _COUNT.run(tx.connection, of_id=place.id, began=place.began).rowcount != 1:
+        raise BatchEnded
 
 
 def _place(tx: Tx, name: str, statement: Prepared) -> Place:
@@ -105,9 +155,11 @@ def _place(tx: Tx, name: str, statement: Prepared) -> Place:
         taken_at,
         in_a_row,
         redeliver,
+        began,
     ) = row
     return Place(
         id=id_,
+        began=began,
         name=name,
         watcher=watcher,
         cursor=Cursor(trigger_id, event_id),

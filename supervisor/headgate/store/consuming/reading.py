@@ -30,6 +30,7 @@ from headgate.store.tables import asset_watcher, trigger, trigger_event, trigger
 
 BATCH_EVENTS_MAX = 1_000  # read at once; each may have a payload of 1 MiB
 BATCH_EVENTS = 100  # if the caller does not say
+ID_DIGITS_MAX = 19
 
 
 class Cursor(msgspec.Struct, frozen=True, order=True):
@@ -48,7 +49,8 @@ class Cursor(msgspec.Struct, frozen=True, order=True):
     def parse(cls, text: str) -> Cursor:
         """Return the cursor that was written as ``text``. Raises `CursorRefused`."""
         trigger_id, colon, event_id = text.partition(":")
-        if not colon or not all(part.isascii() and part.isdecimal() for part in (trigger_id, event_id)):
+        parts = (trigger_id, event_id)
+        if not colon or not all(part.isascii() and part.isdecimal() and len(part) <= ID_DIGITS_MAX for part in parts):
             raise CursorRefused(text, "it is written as TRIGGER_ID:EVENT_ID, for example 3:1024")
         return cls(int(trigger_id), int(event_id))
 

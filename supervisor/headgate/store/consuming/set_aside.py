@@ -95,11 +95,10 @@ def is_due(tx: Tx, redelivery: Redelivery) -> bool:
 
 
 def hand_over(tx: Tx, place: Place, redelivery: Redelivery) -> None:
-    """Resolve the letter of an event that its locked consumer has taken."""
+    """Resolve the letter of an event that its locked consumer has taken. Raises `places.BatchEnded`."""
     done: dict[str, Any] = {"state": "handed_over", "resolved_at": tx.now}
     tx.connection.execute(update(consumer_letter).where(*_is_same(redelivery)).values(**done))
-    counted: dict[str, Any] = {"handed_over": consumer.c.handed_over + 1, "moved_at": tx.now}
-    tx.connection.execute(update(consumer).where(consumer.c.id == place.id).values(**counted))
+    places.count_redelivery(tx, place)
 
 
 def fail(tx: Tx, redelivery: Redelivery, error: str, traceback: str) -> None:

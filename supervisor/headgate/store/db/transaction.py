@@ -26,7 +26,7 @@ from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_n
 from headgate.store.db.prepared import Prepared, driver_of
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import DatabaseNow, read
-from headgate.store.errors import LeaseLost, RowsRefused
+from headgate.store.errors import LeaseLost, RowsRefused, TransactionOpen
 from headgate.store.ids import DagRunId, Epoch
 from headgate.store.tables import dag_run, encryption_key, triggerer
 
@@ -303,7 +303,7 @@ class Database:
     def single_statement(self) -> Generator[Tx]:
         """Run one `Prepared` statement, which is a transaction by itself: BEGIN and COMMIT would be two more."""
         with self._translating():
-            connection = self._connected()
+            connection = self._free()
             tx = Tx(connection, self.secrets, self.clock, None)
             driver = driver_of(connection)
             with self._within_deadline(connection):
@@ -370,7 +370,7 @@ class Database:
     @contextmanager
     def _transaction(self, *, reads_only: bool) -> Generator[Connection]:
         with self._translating():
-            connection = self._connected().execution_options(**{READS_ONLY: reads_only})
+            connection = self._free().execution_options(**{READS_ONLY: reads_only})
             with self._within_deadline(connection), connection.begin():
                 try:
                     yield connection
@@ -406,6 +406,13 @@ class Database:
         """Raise `DatabaseReplaced` if what SQLite has just committed is lost."""
         if self._file is not None:
             self._file.check()
+
+    def _free(self) -> Connection:
+        """Return the connection for a transaction. Raises `TransactionOpen`, which leaves the open one as it is."""
+        connection = self._connected()
+        if connection.in_transaction():
+            raise TransactionOpen
+        return connection
 
     def _connected(self) -> Connection:
         if self._connection is None:

@@ -263,7 +263,7 @@ def absence(tx: Tx, row: Any) -> str:
     """Return why a trigger with `ABSENCE_COLUMNS` is missing on its stream, and since when, in one line."""
     if row.hold:
         since_s = _ago(tx.now, row.held_at)
-        since = "" if since_s is None else f" since {span(since_s)}"
+        since = "" if since_s is None else f" for {span(since_s)}"
         return f"{row.hold}{since}: {shortened(row.hold_reason)}"
     times = "once" if row.failure_count == 1 else f"{row.failure_count:,} times"
     since_s = _ago(tx.now, row.last_failed_at)
