@@ -134,6 +134,15 @@ def test_a_task_defers_and_is_resumed_as_a_new_instance() -> None:
     assert result.waited == HOUR
 
 
+def test_a_step_has_what_the_step_before_has_left() -> None:
+    class Remembers(Waits):
+        def resume(self, context: Any, event: Any, since: datetime, of: tuple[int, int]) -> Any:
+            own = context["ti"].xcom_pull(task_ids=self.task_id, key="before")
+            return own, context["ti"].xcom_pull(task_ids=self.task_id, key="other")
+
+    assert run_task(Remembers()).value == (1, None)
+
+
 def test_the_operator_that_was_given_is_not_touched_and_a_factory_is_called_for_each_step() -> None:
     operator = Waits()
     assert run_task(operator).value["seen"] == []

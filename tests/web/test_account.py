@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
-from tests.store.harness import Query
+from tests.store.harness import WAITED_MAX_S, OpenStore, Query
 from tests.web.conftest import OURS, SCRYPT_OF_PRODUCT, token_of
 from tests.web.test_acting import log_in
 
@@ -85,6 +87,21 @@ def test_a_machine_with_many_addresses_guesses_no_faster(password: str, store: S
     assert store.access.log_in("ada", password, "2001:db8::2") is None
     for other in ("2001:db8:0:1::1", "10.0.0.2"):
         assert store.access.log_in("ada", password, other) is not None
+
+
+def test_many_who_log_in_from_one_address_at_once_do_not_refuse_each_other(
+    open_store: OpenStore, password: str, patient_sqlite: None
+) -> None:
+    """Each deletes the counts of its address when it is in, while others are counted."""
+    start = Barrier(3)
+
+    def log_in_often(number: int) -> int:
+        store = open_store()
+        start.wait(WAITED_MAX_S)
+        return sum(store.access.log_in("ada", password, "10.0.0.1") is not None for _ in range(8))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(log_in_often, range(3))) == [8, 8, 8]
 
 
 def test_who_came_by_a_link_has_no_password_to_change(client: TestClient) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -236,6 +238,19 @@ def test_sessions_by_links_can_be_ended_and_need_nothing_that_writes(
 
 
 Row = dict[str, Any]
+
+
+def test_a_form_names_what_it_acts_on_as_it_is(users: dict[str, TestClient], etl: Tasks) -> None:
+    """A name that looks like a URL with a password is masked in what is shown, and not in what is sent."""
+    client, key = users["admin"], "redis://u:secret@host"
+    etl.store.signals.send([NewSignal(key, b"1", "d", "ada")])
+    found = re.search(r'href="(/signals/[^"?]+)"', client.get("/signals").text)
+    assert found is not None
+    text = client.get(html.unescape(found[1])).text
+    forms = re.findall(r'<input type="hidden" name="key" value="([^"]*)">', text)
+    assert forms
+    assert {html.unescape(value) for value in forms} == {key}
+    assert "redis://u:***@host" in text
 
 
 def test_a_page_and_its_command_leave_the_same_row(users: dict[str, TestClient], etl: Tasks, query: Query) -> None:

@@ -31,6 +31,18 @@ def test_dags_are_listed(page: Get, client: TestClient, etl: Tasks) -> None:
     assert client.get("/dags.json", params={"name": "ET"}).json()["rows"] != []
 
 
+def test_the_files_that_cannot_be_parsed_go_over_pages(client: TestClient, etl: Tasks) -> None:
+    for number in range(70):
+        etl.store.tasks.save_import_error(etl.epoch, f"/srv/dags/{number:02}.py", "SyntaxError: no")
+    first = client.get("/dags.json").json()
+    second = client.get("/dags.json", params={"beyond": first["next_beyond"]}).json()
+    shown = [row["file"] for row in first["rows"] + second["rows"]]
+    assert second["next_beyond"] is None
+    assert shown == ["etl.py", *(f"/srv/dags/{number:02}.py" for number in range(70))]
+    found = client.get("/dags.json", params={"state": "broken"}).json()
+    assert (len(found["rows"]), found["next_beyond"]) == (50, "file:/srv/dags/49.py")
+
+
 def test_the_overview_says_what_is_wrong(page: Get, etl: Tasks) -> None:
     assert "Everything is well." in page("/")
     etl.store.add_watcher("elsewhere", "a.B", {}, queue="gpu")

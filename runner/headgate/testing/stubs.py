@@ -263,6 +263,7 @@ class Stubs:
     ) -> None:
         self._variables = dict(variables or {})
         self._connections = dict(connections or {})
+        self.own_xcoms: dict[tuple[str, str, int], bytes] = {}  # by task, key and index
         self._xcoms = {
             (key, RETURN_VALUE) if isinstance(key, str) else key: encode_value(value, where=f"xcoms[{key!r}]")
             for key, value in (xcoms or {}).items()
@@ -323,8 +324,11 @@ class Stubs:
     def read_xcom(self, task_id: str, key: str, map_index: int = -1) -> bytes | None:
         """Return the encoded XCom of another task; of an instance, from the list that is given for its task.
 
+        Of the task itself it is what an earlier step has left, if that has left one.
         Of a task of the same mapped group it is given itself. Raises ValueError for what a test has to give.
         """
+        if (own := self.own_xcoms.get((task_id, key, map_index))) is not None:
+            return own
         of = self.of_index
         if map_index < 0:
             return self._xcoms.get((task_id, key))

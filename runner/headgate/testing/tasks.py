@@ -288,6 +288,8 @@ class _Trial:
         if self._left_s < 0 and not is_failing:
             return self._ended("failed", error=EXECUTION_TIMEOUT_OVER)
         self._xcoms.update((xcom.key, decode_value(xcom.value)) for xcom in outcome.xcoms)
+        for xcom in outcome.xcoms:
+            self._stubs.own_xcoms[operator.task_id, xcom.key, context["ti"].map_index] = xcom.value
         if self._stream is not None:
             self._stream.move(outcome.handled)
         if not isinstance(outcome, StepFailed | StepDeferred) and outcome.appended is not None:

@@ -232,15 +232,16 @@ class AccessVerbs(Verbs):
         counted = _counted(tx, name, address, browser)
         for user, place, free in counted:
             new = insert_into(tx.connection, web_guess).values(user=user, address=place, failures=0, last_at=tx.now)
-            tx.connection.execute(new.on_conflict_do_nothing())
-            of_key = (web_guess.c.user == user, web_guess.c.address == place)
-            row = tx.connection.execute(select(web_guess).where(*of_key).with_for_update()).one()
+            # It locks the row in the same statement: another login may delete it between two.
+            of_key = [web_guess.c.user, web_guess.c.address]
+            locked = new.on_conflict_do_update(index_elements=of_key, set_={"failures": web_guess.c.failures})
+            row = tx.connection.execute(locked.returning(web_guess.c.failures, web_guess.c.last_at)).one()
             if row.failures >= free and tx.now < row.last_at + timedelta(seconds=wait_s(row.failures - free)):
                 return _Attempt(False, None)
         more = {"failures": web_guess.c.failures + 1, "last_at": tx.now}
         for user, place, _ in counted:
-            of_key = (web_guess.c.user == user, web_guess.c.address == place)
-            tx.connection.execute(update(web_guess).where(*of_key).values(more))
+            is_it = (web_guess.c.user == user, web_guess.c.address == place)
+            tx.connection.execute(update(web_guess).where(*is_it).values(more))
         found = select(web_user.c.password).where(web_user.c.name == name)
         return _Attempt(True, tx.connection.execute(found).scalar_one_or_none())
 

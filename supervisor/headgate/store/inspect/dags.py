@@ -47,6 +47,9 @@ def state_of(run: FromClause) -> Label[str]:
 RUN_STATE = state_of(dag_run)
 
 
+_OF_FILE = "file:"
+
+
 class DagLine(msgspec.Struct, frozen=True):
     """One DAG in a list; ``name`` is None for a file that could never be parsed.
 
@@ -68,6 +71,11 @@ class DagLine(msgspec.Struct, frozen=True):
     file: str
     parsed_at: datetime | None
     import_error: str | None
+
+    @property
+    def place(self) -> str:
+        """Where it is in a list: no name of a DAG has a colon."""
+        return f"{_OF_FILE}{self.file}" if self.name is None else self.name
 
 
 class PoolLine(msgspec.Struct, frozen=True):
@@ -159,11 +167,11 @@ def _dag_line(row: Any, spec: DagSpec | None) -> DagLine:
     )
 
 
-def _broken_files(tx: Tx, name: str | None, limit: int) -> list[DagLine]:
+def _broken_files(tx: Tx, name: str | None, beyond: str, limit: int) -> list[DagLine]:
     holds_dags = select(dag.c.file).where(dag.c.removed_at.is_(None))
     statement = (
         select(import_error.c.file, import_error.c.error)
-        .where(import_error.c.file.not_in(holds_dags))
+        .where(import_error.c.file.not_in(holds_dags), import_error.c.file > beyond)
         .order_by(import_error.c.file)
         .limit(limit)
     )
@@ -214,8 +222,11 @@ class DagInspection(Verbs):
         """Return the DAGs that are in some file, by name, then the files with an error and without a DAG.
 
         ``is_broken``: of files with an error alone. ``name`` is a part of the name, in any case of its letters.
-        ``beyond``: the DAGs whose names come after this one.
+        ``beyond``: what comes after the line with this ``place``.
         """
+        is_file, beyond_file = False, ""
+        if beyond is not None and beyond.startswith(_OF_FILE):
+            is_file, beyond_file = True, beyond.removeprefix(_OF_FILE)
         statement = _DAGS.order_by(dag.c.name).limit(min(limit, LIST_DAGS_MAX))
         if is_paused is not None:
             statement = statement.where(dag.c.is_paused.is_(is_paused))
@@ -225,9 +236,9 @@ class DagInspection(Verbs):
             statement = statement.where(dag.c.name.icontains(name, autoescape=True))
         if beyond is not None:
             statement = statement.where(dag.c.name > beyond)
-        lines = [_line_of(row) for row in tx.connection.execute(statement)]
+        lines = [] if is_file else [_line_of(row) for row in tx.connection.execute(statement)]
         if is_paused is None and len(lines) < limit:
-            lines += _broken_files(tx, name, limit - len(lines))
+            lines += _broken_files(tx, name, beyond_file, limit - len(lines))
         return lines
 
     @reading

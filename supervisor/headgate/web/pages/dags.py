@@ -21,7 +21,7 @@ def listing(view: View) -> Answer:
         beyond=view.text("beyond"),
         limit=ROWS_PER_PAGE + 1,
     )
-    rows, next_beyond = cut(found, by="name")
+    rows, next_beyond = cut(found, by="place")
     return Listing(
         title="DAGs",
         intro="Which are broken, paused, or late?",
