@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.store.harness import register
 
 from headgate.cli.commands import events as reading
 from headgate.protocol.framelog.log import FrameLogWriter
@@ -17,6 +18,7 @@ from headgate.protocol.link.runner_dialect import Direction
 from headgate.protocol.link.wire import encode_message
 from headgate.protocol.messages.runner import PROTOCOL_VERSION, FiredEvent, Hello, RefusedEvent
 from headgate.protocol.values import encode_value
+from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
@@ -67,6 +69,22 @@ def test_a_database_is_upgraded_and_its_revision_printed(call: Any, home: Path) 
     assert first.out == again.out
     assert (home / "headgate.db").exists()
     assert call("events", "list").code == 0
+
+
+def test_an_upgrade_under_supervisors_that_run_warns_of_them(call: Any, home: Path, own_database_url: str) -> None:
+    keys, engine = Secrets.open(home, None, makes_file=True), open_engine(own_database_url)
+    upgrade = ("--db", own_database_url, "db", "upgrade")
+    with Store(engine, secrets=keys) as store:
+        assert call(*upgrade).err == ""
+        epoch = register(store)
+        assert call(*upgrade).err == "", "nothing was upgraded"
+        schema.downgrade(engine, "0036")
+        warned = call(*upgrade)
+        assert warned.code == 0
+        assert f"seem to run that are of the version before: {epoch} on " in warned.err
+        store.release_triggerer(epoch)
+        schema.downgrade(engine, "0036")
+        assert call(*upgrade).err == ""
 
 
 def test_a_database_without_tables_tells_what_to_run(call: Any, empty_database_url: str) -> None:

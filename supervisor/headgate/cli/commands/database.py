@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from headgate.cli.lists import JsonOption, print_json_lines
 from headgate.cli.options import span_s
 from headgate.cli.tables import print_table
 
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+RUNNING_TOLD_MAX = 5
 app = typer.Typer(help="The database: make, upgrade or clean its tables.", no_args_is_help=True)
 
 
@@ -29,11 +33,31 @@ def upgrade(ctx: typer.Context) -> None:
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = open_engine(settings.database_url)
     try:
-        schema.upgrade(engine)
+        upgrade_tables(engine, settings.lease_silence_max_s)
         open_secrets(engine, settings.home, settings.fernet_keys, makes_file=True)
         print(f"{database_name(engine)} is at revision {schema.current_revision(engine)}")
     finally:
         engine.dispose()
+
+
+def upgrade_tables(engine: Engine, silence_max_s: float) -> None:
+    """Bring the tables up to date, and warn of supervisors that seem to run on them: they are of another version."""
+    from headgate.store.db import schema
+    from headgate.store.db.secrets import Secrets
+    from headgate.store.store import Store
+
+    before = schema.current_revision(engine)
+    if schema.upgrade(engine) == before or before is None:
+        return
+    with Store(engine, secrets=Secrets.none()) as store:
+        running = [row for row in store.live_triggerers() if row.heartbeat_age_s <= silence_max_s]
+    if running:
+        told = ", ".join(f"{row.id} on {row.hostname}" for row in running[:RUNNING_TOLD_MAX])
+        print(
+            f"the tables were upgraded while supervisors seem to run that are of the version before: {told}; "
+            "stop them, and start them with this one",
+            file=sys.stderr,
+        )
 
 
 @app.command()

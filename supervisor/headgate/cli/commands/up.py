@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from headgate.cli.commands.database import upgrade_tables
 from headgate.cli.invocation import CommandError, Invocation, invocation
 from headgate.protocol.startup import without_collections
 
@@ -54,14 +55,13 @@ def up(
             queues=queues,
             capture=capture,
         )
-        from headgate.store.db import schema
         from headgate.store.db.engine import open_engine
         from headgate.supervisor.serve import serve
 
     settings.make_folders()
     engine = open_engine(settings.database_url)
     try:
-        schema.upgrade(engine)
+        upgrade_tables(engine, settings.lease_silence_max_s)
     finally:
         engine.dispose()
     with pages_beside(invocation(ctx)) if web else nullcontext():
