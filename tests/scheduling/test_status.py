@@ -119,6 +119,13 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
     ),
     (
         "broken",
+        "supervisor_impeded",
+        StatusFacts(UP, impeded=((UP[0].epoch, "tasks: no key"), (9_999, "of one that is gone"))),
+        "cannot use the database for tasks: no key",
+        "triggerers list",
+    ),
+    (
+        "broken",
         "broker_away",
         StatusFacts(UP, away=(BrokerAway(1, "a", 20.0, "refused"), BrokerAway(2, "b", 90.0, "OSError: refused"))),
         "the broker of b has been away for 1 min 30 s: OSError: refused; and those of 1 other stream",

@@ -60,6 +60,18 @@ def test_an_outage_is_logged_once_for_all_duties_and_once_when_all_are_back(outa
     ]
 
 
+def test_a_duty_that_fails_again_and_again_is_told_until_it_succeeds(outage: DatabaseOutage) -> None:
+    tasks, leases = retry_of("tasks", outage), retry_of("leases", outage)
+    for number in range(3):
+        assert outage.trouble() == ""
+        tasks.failed(DatabaseFault("db", "no key" * number), float(number))
+        leases.failed(AWAY, float(number))
+        leases.succeeded(float(number))
+    assert outage.trouble() == "tasks: the database db cannot be used: no keyno key"
+    tasks.succeeded(4.0)
+    assert outage.trouble() == ""
+
+
 def test_another_class_of_error_during_an_outage_is_logged_too(outage: DatabaseOutage) -> None:
     events = retry_of("events", outage)
     read_only = DatabaseFault("postgresql://db", "cannot execute INSERT in a read-only transaction")

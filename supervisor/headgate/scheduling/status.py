@@ -112,6 +112,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     troubled: tuple[TroubledTrigger, ...] = ()
     overdue: tuple[Overdue, ...] = ()
     away: tuple[BrokerAway, ...] = ()
+    impeded: tuple[tuple[int, str], ...] = ()  # supervisors by their epochs, and what they cannot use the database for
     drifted: tuple[Drifted, ...] = ()
     letters: tuple[Letters, ...] = ()
     consumers: tuple[TroubledConsumer, ...] = ()
@@ -140,6 +141,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
     """Return all that is wrong, the worst first; nothing if everything is well."""
     found = [
         *_supervisors(facts),
+        *_impeded(facts),
         *_queues(facts),
         *_unclaimed(facts),
         *_streams(facts.troubled),
@@ -189,6 +191,16 @@ def _supervisors(facts: StatusFacts) -> list[Problem]:
             text = f"{counted_rows(told, 'supervisor')} left without a word, the newest: {told[0]}"
         found.append(Problem("attention", "supervisor_silent", text, "headgate triggerers list", tuple(told)))
     return found
+
+
+def _impeded(facts: StatusFacts) -> list[Problem]:
+    """Return that supervisors cannot use the database for a duty, if they are alive: others do not know."""
+    living = {one.epoch: one for one in alive(facts.supervisors)}
+    told = [f"{living[epoch]} cannot use the database for {why}" for epoch, why in facts.impeded if epoch in living]
+    if not told:
+        return []
+    more = f"; and so {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else ""
+    return [Problem("broken", "supervisor_impeded", f"{told[0]}{more}", "headgate triggerers list", tuple(told))]
 
 
 def _queues(facts: StatusFacts) -> list[Problem]:

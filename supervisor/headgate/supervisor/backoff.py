@@ -82,6 +82,10 @@ class RateBackoff:
         return self._waits.after(1)
 
 
+TOLD_AFTER = 3
+TROUBLE_CHARS_MAX = 500
+
+
 class DatabaseOutage:
     """Logs the beginning and the end of an outage of the database once for all duties together.
 
@@ -90,7 +94,7 @@ class DatabaseOutage:
 
     def __init__(self, figures: Figures | None = None) -> None:
         self._figures = Figures() if figures is None else figures
-        self._failing: set[str] = set()
+        self._failing: dict[str, tuple[int, str]] = {}  # how often in a row, and the last error
         self._began_at = 0.0
         self._logged: set[type[Exception]] = set()
 
@@ -100,7 +104,7 @@ class DatabaseOutage:
         if not self._failing:
             self._began_at = now
             self._logged.clear()
-        self._failing.add(duty)
+        self._failing[duty] = (self._failing.get(duty, (0, ""))[0] + 1, str(error))
         if type(error) not in self._logged:
             self._logged.add(type(error))
             log.warning("the database cannot be used", duty=duty, error=str(error), retry_in_s=round(retry_in_s, 3))
@@ -109,10 +113,18 @@ class DatabaseOutage:
         """Return for how long the database could not be used by now; 0 if it can."""
         return max(0.001, now - self._began_at) if self._failing else 0.0
 
+    def trouble(self) -> str:
+        """Return a duty that has failed `TOLD_AFTER` times in a row or more, and why; "" if there is none.
+
+        It matters to others if the supervisor can use the database for its other duties.
+        """
+        told = [f"{duty}: {error}" for duty, (times, error) in sorted(self._failing.items()) if times >= TOLD_AFTER]
+        return told[0][:TROUBLE_CHARS_MAX] if told else ""
+
     def succeeded(self, duty: str, now: float) -> None:
         """Count a duty as no longer failing."""
         if duty in self._failing:
-            self._failing.remove(duty)
+            del self._failing[duty]
             if not self._failing:
                 log.info("the database is back", away_s=round(now - self._began_at, 3))
 

@@ -150,7 +150,7 @@ class SupervisorCore:
             figures=figures,
         )
         self.drift = Drift(store, self.runner, retry=retry_of("drift", outage))
-        self._published = Published(partial(status.measured, self.runner, self.assignments, tasks))
+        self._published = Published(partial(status.measured, self.runner, self.assignments, tasks, outage))
         # Queries are not in the outage: after one that failed there may never be another.
         self._queries = TriggerQueries(store, answers, frame_bytes_max=frame_max, retry=retry_of("queries", None))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from headgate.store.facts.supervisor_status import SupervisorStatus, streams_of
+from headgate.supervisor.backoff import DatabaseOutage
 from headgate.supervisor.runner_lifecycle import RunnerLifecycle
 from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.assignments import Assignments
 
 
-def measured(runner: RunnerLifecycle, assignments: Assignments, tasks: TaskCore | None) -> SupervisorStatus:
+def measured(
+    runner: RunnerLifecycle, assignments: Assignments, tasks: TaskCore | None, outage: DatabaseOutage
+) -> SupervisorStatus:
     """Return how it is at this moment. Nothing in it changes while nothing happens."""
     return SupervisorStatus(
         runner=runner.state.value,
@@ -19,4 +22,5 @@ def measured(runner: RunnerLifecycle, assignments: Assignments, tasks: TaskCore 
         steps=0 if tasks is None else len(tasks.running()),
         streams=streams_of(runner.told),
         streams_in_all=runner.told.streams_in_all,
+        trouble=outage.trouble(),
     )

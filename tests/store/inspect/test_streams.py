@@ -12,6 +12,7 @@ from headgate.presentation.streams import lag_text
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
 from headgate.store.errors import NoSuchRow
 from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
+from headgate.store.ids import Epoch
 from headgate.store.inspect.status_facts import AWAY_S
 from headgate.store.inspect.streams import LiveStream
 from headgate.store.store import Store
@@ -92,6 +93,16 @@ def test_what_its_supervisor_says_of_a_stream_is_true_as_of_its_last_heartbeat(s
         *(("big", "raw", "trigger-99"), moments[2.5], 5, 6, 7, 8, moments[3.5], "OSError: gone"),
     )
     assert store.inspect.stream(log.id)[0] == log
+
+
+def test_a_supervisor_that_cannot_do_all_of_its_duties_is_told(store: Store) -> None:
+    epoch = publish(store, encode_status(SupervisorStatus(trouble="tasks: its keys are wrong")))
+    told = [one.text for one in store.inspect.status() if one.reason == "supervisor_impeded"]
+    assert len(told) == 1
+    assert told[0].startswith(f"supervisor {epoch} (")
+    assert told[0].endswith("cannot use the database for tasks: its keys are wrong")
+    store.release_triggerer(Epoch(epoch))
+    assert [one.text for one in store.inspect.status() if one.reason == "supervisor_impeded"] == []
 
 
 def publish(store: Store, text: str) -> int:

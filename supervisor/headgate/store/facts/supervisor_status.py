@@ -53,7 +53,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``running``, ``held`` and ``owned`` are triggers, ``steps`` those of tasks that its workers have. ``streams`` are as
     many as there is room for, those first that are held or have most in flight; ``streams_in_all`` is the number of
-    all.
+    all. ``trouble``: the duty for which it cannot use the database, though it can for others, and why; "" if it can.
     """
 
     runner: str = "absent"
@@ -64,6 +64,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: int = 0
     streams: tuple[StreamStatus, ...] = ()
     streams_in_all: int = 0
+    trouble: str = ""
 
 
 class PublishedStatus(msgspec.Struct, frozen=True):

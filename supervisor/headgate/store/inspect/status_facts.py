@@ -27,7 +27,7 @@ from headgate.scheduling.why import shortened
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.facts.drift import drifted
-from headgate.store.facts.supervisor_status import brokers_away
+from headgate.store.facts.supervisor_status import brokers_away, published
 from headgate.store.ids import instance_name
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
 from headgate.store.signals import waits
@@ -75,6 +75,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         troubled=_troubled(tx),
         overdue=_overdue(tx),
         away=_away(tx),
+        impeded=_impeded(tx),
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),
@@ -102,6 +103,13 @@ def _away(tx: Tx) -> tuple[BrokerAway, ...]:
             if (of := said.get((row.triggerer_id, row.digest))) is not None:
                 found.append(BrokerAway(row.id, row.name, *of))
     return tuple(found[:COUNTED_MAX])
+
+
+def _impeded(tx: Tx) -> tuple[tuple[int, str], ...]:
+    """Return the supervisors that say that they cannot use the database for a duty, with the reason."""
+    alive = tx.connection.execute(select(triggerer.c.id).where(is_alive()).limit(OWNERS_MAX)).scalars().all()
+    said = published(tx, alive)
+    return tuple((epoch, said[epoch].status.trouble) for epoch in sorted(said) if said[epoch].status.trouble)
 
 
 # --- triggers ------------------------------------------------------------------------------------
