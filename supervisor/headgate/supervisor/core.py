@@ -306,7 +306,7 @@ class SupervisorCore:
             for trigger in self.assignments.assign(claimed, now):
                 self.intake.add_unreadable(trigger)
             # Before they are started: a stream has to know for whom it waits.
-            absent = self.assignments.absent([trigger.id for trigger in claimed if trigger.hold is not None])
+            absent = self.assignments.absent(self.assignments.not_started(trigger.id for trigger in claimed))
             self._send_if_running(StateSync(absent=absent) if absent else None)
         self.redrives.found(found.redriving)
         self.drift.found(found.describe, now)

@@ -7,7 +7,14 @@ import pytest
 from sqlalchemy import update
 from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watchers
 
-from headgate.protocol.messages.runner import CancelTrigger, DescribedTrigger, FinishedTrigger, StateSync, TriggerSpec
+from headgate.protocol.messages.runner import (
+    AbsentSubscriber,
+    CancelTrigger,
+    DescribedTrigger,
+    FinishedTrigger,
+    StateSync,
+    TriggerSpec,
+)
 from headgate.store.tables import stream, trigger
 from headgate.supervisor.triggers.leases import FAIR_WAIT_S
 
@@ -196,3 +203,76 @@ def test_a_stream_larger_than_the_capacity_is_run_by_a_supervisor_that_owns_noth
     supervised = started(world, capacity=2)
     assert [spec.trigger_id for spec in supervised.created()] == ids
     assert world.supervisor(msgspec.structs.replace(SETTINGS, capacity=2), pid=2).core.assignments.owned == 0
+
+
+# --- those that cannot be started ---------------------------------------------------------------
+
+
+def with_one_unreadable(world: World) -> tuple[Supervised, int, int]:
+    """Return a supervisor that cannot read one of two triggers of a stream, which another one has described."""
+    ids = add_watchers(world, 2)
+    first = started(world)
+    describe(first, "d1", *first.created())
+    world.store.release_triggerer(first.core.leases.epoch)
+    with world.engine.begin() as connection:
+        connection.execute(update(trigger).where(trigger.c.id == ids[0]).values(kwargs="of another key"))
+    supervised = started(world, pid=2)
+    supervised.pass_time_with_heartbeats(3)
+    return supervised, ids[0], ids[1]
+
+
+def absences(supervised: Supervised) -> list[AbsentSubscriber | CancelTrigger]:
+    """Return for whom streams are to wait, or not any more, as it was sent."""
+    found: list[AbsentSubscriber | CancelTrigger] = []
+    for message in supervised.sent(StateSync):
+        found += [*message.to_cancel, *message.absent]
+    return found
+
+
+def test_a_stream_waits_for_a_trigger_that_cannot_be_read_here(world: World) -> None:
+    supervised, lost, other = with_one_unreadable(world)
+    (start,) = [message for message in supervised.sent(StateSync) if message.to_create]
+    assert [spec.trigger_id for spec in start.to_create] == [other]
+    assert start.absent == (AbsentSubscriber(lost, "d1"),)
+    # Until a user pauses it, or goes on with it, or removes it.
+    poll_s = 2 * SETTINGS.lease.poll_interval_s
+    world.store.pause_watcher("w0")
+    supervised.pass_time_with_heartbeats(poll_s)
+    assert absences(supervised) == [CancelTrigger(lost, "reassigned")]
+    world.store.resume_watcher("w0")
+    supervised.pass_time_with_heartbeats(poll_s)
+    assert absences(supervised) == [AbsentSubscriber(lost, "d1")]
+    supervised.core.runner_ended(1, "killed by SIGKILL", world.now)
+    supervised.pass_time_with_heartbeats(SETTINGS.respawn_wait_max_s)
+    supervised.start_runner()
+    (start,) = [message for message in supervised.sent(StateSync) if message.to_create]
+    assert start.absent == (AbsentSubscriber(lost, "d1"),), "the next runner knows it as well"
+    world.store.remove_watcher("w0")
+    supervised.pass_time_with_heartbeats(poll_s)
+    assert absences(supervised) == [CancelTrigger(lost, "user")]
+
+
+def test_a_trigger_that_can_be_read_again_is_started_and_its_stream_goes_on(world: World) -> None:
+    supervised, lost, _ = with_one_unreadable(world)
+    supervised.created()
+    world.store.change_watcher("w0", kwargs={"number": 7})
+    assert [spec.trigger_id for spec in polled(supervised)] == [lost]
+
+
+def test_a_stream_waits_for_a_trigger_whose_new_values_cannot_be_read_here(world: World) -> None:
+    ids = add_watchers(world, 2)
+    supervised = started(world)
+    describe(supervised, "d1", *supervised.created())
+    one, _ = supervised.created()
+    world.store.change_watcher("w0", kwargs={"number": 7})
+    with world.engine.begin() as connection:
+        connection.execute(update(trigger).where(trigger.c.id == ids[0]).values(kwargs="of a newer key"))
+    poll_s = 2 * SETTINGS.lease.poll_interval_s
+    supervised.pass_time_with_heartbeats(poll_s)
+    waits = AbsentSubscriber(ids[0], "d1")
+    assert absences(supervised) == [CancelTrigger(ids[0], "reassigned"), waits]
+    supervised.round(
+        finished=(FinishedTrigger(one.trigger_id, one.trigger_run_id, "cancelled", 0, reason="reassigned"),)
+    )
+    supervised.pass_time_with_heartbeats(poll_s)
+    assert absences(supervised) == [waits], "when it is claimed again"

@@ -50,8 +50,13 @@ class Assignment(msgspec.Struct, gc=False):  # it cannot be part of a cycle
     @property
     def absence(self) -> AbsentSubscriber | None:
         """The subscriber for which a stream has to wait if this trigger is not started; None if no stream has to."""
-        is_awaited = self.hold != "paused" and self.trigger.stream
-        return AbsentSubscriber(self.trigger.id, self.trigger.stream or "") if is_awaited else None
+        return absence_of(self.trigger, self.hold)
+
+
+def absence_of(trigger: ClaimedTrigger, hold: Hold | None) -> AbsentSubscriber | None:
+    """Return the subscriber for which a stream has to wait if a trigger is not started; None if no stream has to."""
+    is_awaited = hold != "paused" and trigger.stream
+    return AbsentSubscriber(trigger.id, trigger.stream or "") if is_awaited else None
 
 
 def spec_bytes(trigger: ClaimedTrigger) -> int:

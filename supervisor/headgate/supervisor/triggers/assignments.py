@@ -12,7 +12,9 @@
 
 When the runner dies, every RUNNING and WAITING trigger is started in the next incarnation, every ENDING one has
 ended, and every HOLDING one is HELD. A trigger that was WAITING is HELD at once, and so is one that is claimed with a
-hold. The shared stream of a held trigger waits for it (`AbsentSubscriber`), unless a user has paused it.
+hold. The shared stream of a held trigger waits for it (`AbsentSubscriber`), unless a user has paused it. So does that
+of a trigger that cannot be started at all, because its kwargs cannot be read here or fit no frame, unless a task waits
+for it, which fails.
 
 Each start is a new trigger run. Its id contains the epoch, the incarnation, the trigger and a count, so it is unique
 across all machines.
@@ -38,7 +40,7 @@ from headgate.store.ids import Epoch, Hold, TryName
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.store.triggers.streams import Placed
 from headgate.supervisor.backoff import Waits
-from headgate.supervisor.triggers.assignment import IN_RUNNER, Assignment, AssignmentState, spec_bytes
+from headgate.supervisor.triggers.assignment import IN_RUNNER, Assignment, AssignmentState, absence_of, spec_bytes
 
 KEY_HEADER_BYTES = 5  # of one string in a frame, at most
 # Tasks of triggers that have ended, kept because the last log records of a trigger may arrive after its end.
@@ -56,7 +58,7 @@ class Assignments:
         self._waits = Waits(retry_wait_s, retry_wait_max_s)
         self._healthy_s = healthy_s
         self._frame_bytes_max = frame_bytes_max
-        self._unreadable: set[int] = set()
+        self._unreadable: dict[int, ClaimedTrigger] = {}  # those that cannot be started
         self._assigned: dict[int, Assignment] = {}
         self._waiting: set[int] = set()
         self._held: set[int] = set()  # those with a hold
@@ -98,8 +100,8 @@ class Assignments:
             trigger = self._fitting(claimed)
             if trigger.kwargs is None:
                 if trigger.id not in self._unreadable:
-                    self._unreadable.add(trigger.id)
                     unreadable.append(trigger)
+                self._unreadable[trigger.id] = trigger
             elif trigger.id not in self._assigned:
                 keys, is_failing = self._known(trigger, trigger.passed_over), trigger.failure_count > 0
                 assigned = self._assigned[trigger.id] = Assignment(trigger, keys, is_failing, start_at=now)
@@ -112,7 +114,8 @@ class Assignments:
 
     def forget_unreadable(self, trigger_ids: Iterable[int]) -> None:
         """Forget triggers that could not be started and are not owned any more."""
-        self._unreadable.difference_update(trigger_ids)
+        for trigger_id in trigger_ids:
+            self._unreadable.pop(trigger_id, None)
 
     def is_startable(self, trigger: ClaimedTrigger) -> bool:
         """Whether a trigger can be started: its kwargs are readable and fit in a frame."""
@@ -231,7 +234,10 @@ class Assignments:
         may wait for it. Nothing is sent if it was cancelled before, or if no runner ever heard of it.
         """
         assigned = self._assigned.get(trigger_id)
-        if assigned is None or assigned.state is AssignmentState.ENDING:
+        if assigned is None:
+            lost = self._unreadable.pop(trigger_id, None)
+            return CancelTrigger(trigger_id, reason) if lost is not None and lost.stream else None
+        if assigned.state is AssignmentState.ENDING:
             return None
         if assigned.state is AssignmentState.WAITING:
             self._forget(trigger_id)
@@ -381,16 +387,33 @@ class Assignments:
 
     def held(self) -> frozenset[int]:
         """Return the triggers that are held, or are being cancelled because of a hold."""
-        return frozenset(self._held)
+        return frozenset(self._held) | {id_ for id_, lost in self._unreadable.items() if lost.hold is not None}
 
     def absent(self, among: Collection[int] | None = None) -> tuple[AbsentSubscriber, ...]:
         """Return the triggers for which streams have to wait: all of them, or those ``among`` some.
 
-        They are the held ones, and those that wait for their next start: for a new runner, after `start_due`.
+        They are the held ones, those that cannot be started, and those that wait for their next start: for a new
+        runner, after `start_due`.
         """
-        ids = self._held | self._waiting
-        found = (self._assigned[number].absence for number in sorted(ids if among is None else ids.intersection(among)))
+        ids = self._held | self._waiting | self._unreadable.keys()
+        found = (self._absence(number) for number in sorted(ids if among is None else ids.intersection(among)))
         return tuple(absence for absence in found if absence is not None)
+
+    def not_started(self, trigger_ids: Iterable[int]) -> list[int]:
+        """Return those of these triggers that are held, or cannot be started."""
+        return [each for each in trigger_ids if each in self._held or each in self._unreadable]
+
+    def absence_as(self, changed: ClaimedTrigger) -> list[AbsentSubscriber]:
+        """Return the absence of a trigger whose new values cannot be started; its stream is the old one until then."""
+        as_changed = msgspec.structs.replace(changed, stream=self._assigned[changed.id].trigger.stream)
+        absence = None if changed.task is not None else absence_of(as_changed, changed.hold)
+        return [] if absence is None else [absence]
+
+    def _absence(self, trigger_id: int) -> AbsentSubscriber | None:
+        lost = self._unreadable.get(trigger_id)
+        if lost is None:
+            return self._assigned[trigger_id].absence
+        return None if lost.task is not None else absence_of(lost, lost.hold)
 
     def hold(self, trigger_id: int, hold: Hold) -> tuple[CancelTrigger, AbsentSubscriber | None] | None:
         """Hold a trigger; return the parts of a message to the runner, None if nothing changes.
@@ -399,6 +422,10 @@ class Assignments:
         The run is cut short (I13), and no user has killed it (I14).
         """
         assigned = self._assigned.get(trigger_id)
+        lost = self._unreadable.get(trigger_id)
+        if lost is not None and lost.hold != hold:
+            self._unreadable[trigger_id] = msgspec.structs.replace(lost, hold=hold)
+            return CancelTrigger(trigger_id, "reassigned"), self._absence(trigger_id)
         if assigned is None or assigned.state is AssignmentState.ENDING or assigned.hold == hold:
             return None
         assigned.hold = hold
@@ -412,7 +439,9 @@ class Assignments:
         return CancelTrigger(trigger_id, "reassigned"), assigned.absence
 
     def release(self, trigger_id: int, now: float) -> None:
-        """Release a held trigger: it is due at once, or as soon as its run has ended."""
+        """Release a held trigger: it is due at once, or as soon as its run has ended, if it can be started."""
+        if (lost := self._unreadable.get(trigger_id)) is not None:
+            self._unreadable[trigger_id] = msgspec.structs.replace(lost, hold=None)
         assigned = self._assigned.get(trigger_id)
         if assigned is None or assigned.hold is None:
             return

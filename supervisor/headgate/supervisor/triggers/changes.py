@@ -35,9 +35,12 @@ class Changes:
         for trigger in changed:
             is_served = trigger.queue in self._queues
             log.info("a trigger is changed by a user", trigger_id=trigger.id, trigger_name=trigger.name, here=is_served)
-            if not is_served or (trigger.id in self._assignments and not self._assignments.is_startable(trigger)):
+            is_here = trigger.id in self._assignments
+            if not is_served or (is_here and not self._assignments.is_startable(trigger)):
+                if is_served:  # it comes back as one that cannot be started
+                    absent += self._assignments.absence_as(trigger)
                 cancels += self._releases.cancel([trigger.id], "reassigned")
-            elif trigger.id not in self._assignments:
+            elif not is_here:
                 self._assignments.forget_unreadable([trigger.id])
                 new.append(trigger)
             elif (parts := self._assignments.change(trigger, now)) is not None:

@@ -6,7 +6,7 @@ database allows. Those of users are found by polls, and so is every release.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -61,17 +61,18 @@ class Holds:
         for trigger_id in released:
             log.info("a trigger is released, and is started again", trigger_id=trigger_id)
             self._assignments.release(trigger_id, now)
-        return self._sync(
-            {trigger_id: hold for trigger_id, hold in held.items() if trigger_id not in self._unstored}
-        ), released
+        # Streams go on without those that were paused, and have to wait for those of them that cannot be started.
+        absent = self._assignments.absent([each for each in released if each not in self._assignments])
+        still = {trigger_id: hold for trigger_id, hold in held.items() if trigger_id not in self._unstored}
+        return self._sync(still, absent), released
 
-    def _sync(self, held: Mapping[int, Hold]) -> StateSync | None:
+    def _sync(self, held: Mapping[int, Hold], others: Sequence[AbsentSubscriber] = ()) -> StateSync | None:
         cancels: list[CancelTrigger] = []
-        absent: list[AbsentSubscriber] = []
+        absent = list(others)
         for trigger_id, hold in sorted(held.items()):
             parts = self._assignments.hold(trigger_id, hold)
             if parts is not None:
                 log.info("a trigger is held", trigger_id=trigger_id, hold=hold)
                 cancels.append(parts[0])
                 absent += [parts[1]] if parts[1] is not None else []
-        return StateSync(to_cancel=tuple(cancels), absent=tuple(absent)) if cancels else None
+        return StateSync(to_cancel=tuple(cancels), absent=tuple(absent)) if cancels or absent else None
