@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -29,6 +31,10 @@ from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import LanePosition, PollTerminated, SharedStreamManager, SourceMissing
 
 KEY = identify(("log", "shop"))
+
+
+class Text(str):
+    """An author's own text, which cannot be sent."""
 
 
 class Broker(flow_rig.Broker):
@@ -211,6 +217,10 @@ async def test_what_a_reader_says_of_itself_is_told_with_its_figures_if_it_can_b
         LaneProgress("0", begun_at=float("nan")),
         LaneProgress("0", committed_at=float("inf")),
         LaneProgress("0", is_ours="yes"),  # type: ignore[arg-type]
+        LaneProgress("0", begun_at=Fraction(3, 2)),  # type: ignore[arg-type]
+        LaneProgress("0", begun_at=Decimal("1.5")),  # type: ignore[arg-type]
+        LaneProgress("0", is_ours=1),  # type: ignore[arg-type]
+        LaneProgress(Text("0")),
         LaneProgress("0", dropped=(-1,)),
         LaneProgress("0", missing=2**64),
         LaneProgress("0", missing=1.5),  # type: ignore[arg-type]
@@ -221,6 +231,18 @@ async def test_progress_that_cannot_be_sent_is_left_out(lane: LaneProgress) -> N
     broker = Broker()
     broker.progress = lambda: (lane,)  # type: ignore[method-assign]
     assert progress_of(broker) == ()
+
+
+async def test_a_cancellation_that_leaks_from_an_author_ends_nothing_else(autojump_clock: MockClock) -> None:
+    broker = Broker()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await trio.sleep(1)
+        except trio.Cancelled as error:
+            broker.answer = error
+    found = await ask(broker)
+    assert (found.lanes, found.error) == ((), "RuntimeError: the producer was cancelled by a scope of its own")
 
 
 async def test_an_answer_can_be_sent_whatever_its_lanes_are_called_and_fits_the_shortest_frame(

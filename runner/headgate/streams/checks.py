@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import structlog
 import trio
 
@@ -65,6 +66,9 @@ def hashable(lane: Any, producer: object) -> Hashable:
     return found
 
 
+_PROGRESS: Final = msgspec.msgpack.Decoder(LaneProgress)
+
+
 def is_position(place: object) -> bool:
     """Whether an author's value is a place in a lane that can be sent."""
     if not isinstance(place, tuple) or len(place) > POSITION_PARTS_MAX:
@@ -73,14 +77,17 @@ def is_position(place: object) -> bool:
 
 
 def is_progress(lane: object) -> bool:
-    """Whether an author's value is a `LaneProgress` that can be sent and stored."""
+    """Whether an author's value is a `LaneProgress` that can be sent and stored.
+
+    msgspec checks no type when one is made. One that is decoded as it was encoded has the right ones.
+    """
     return (
-        isinstance(lane, LaneProgress)
+        type(lane) is LaneProgress
+        and _PROGRESS.decode(msgspec.msgpack.encode(lane)) == lane
         and all(len(text) <= LANE_CHARS_MAX and storable(text) == text for text in (lane.lane, lane.cursor))
         and all(map(is_position, (lane.began, lane.advanced, lane.asked, lane.dropped)))
         and is_position((lane.missing,))
         and all(math.isfinite(at) for at in (lane.begun_at, lane.committed_at or 0.0))
-        and lane.is_ours in (None, False, True)
     )
 
 

@@ -8,6 +8,7 @@ asked, and those that it may have asked for after that. If only headgate commits
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,7 +60,9 @@ async def describe_stream(
     except BaseException as raised:
         failure, cancelled = checks.split_cancelled(raised)
         if cancelled is not None:
-            raise cancelled from None
+            if trio.current_effective_deadline() == -math.inf:
+                raise cancelled from None
+            failure = failure or checks.leaked(cancelled)
         assert failure is not None
         text = secrets.hide((describe_error(failure)[0].splitlines() or [""])[0])[:STREAM_ERROR_CHARS_MAX]
         return DescribedStream(digest, error=text, is_missing=isinstance(failure, SourceMissing))

@@ -24,6 +24,7 @@ from headgate.protocol.messages.runner import (
     STREAM_ERROR_CHARS_MAX,
     STREAM_NAME_CHARS_MAX,
     STREAMS_TOLD_MAX,
+    LagUnit,
     LaneProgress,
     RunnerFigures,
     StreamFigures,
@@ -190,5 +191,6 @@ def _lag_of(producer: SharedStreamProducer | None) -> Lag | None:
     with suppress(Exception):
         lag = None if producer is None else producer.known_lag()
         if lag is not None and lag.unit in ("messages", "bytes"):
-            return Lag(max(0, min(int(lag.amount), 2**63 - 1)), lag.unit)
+            unit: LagUnit = "bytes" if lag.unit == "bytes" else "messages"  # and no object of the author's
+            return Lag(max(0, min(int(lag.amount), 2**63 - 1)), unit)
     return None

@@ -408,11 +408,17 @@ class Group:
         self._pump_work.unpark_all()
 
     async def _pump(self, ledger: Ledger) -> None:
-        with self._pump_scope, self._advance_scope:
-            await self._advance_until_end(ledger)
-        if self._pump_scope.cancelled_caught:
-            self._log.warning("advancing the resolved events took too long", timeout_s=DRAIN_TIMEOUT_S)
-        self._pump_is_done.set()
+        try:
+            with self._pump_scope, self._advance_scope:
+                await self._advance_until_end(ledger)
+            if self._pump_scope.cancelled_caught:
+                self._log.warning("advancing the resolved events took too long", timeout_s=DRAIN_TIMEOUT_S)
+        except Exception as failure:  # of an author's object, such as a lane whose hash is another one by now
+            self._log.error("what is resolved cannot be advanced", exc_info=failure)
+            self._end(failure)
+            self._poll_scope.cancel()
+        finally:
+            self._pump_is_done.set()
 
     async def _advance_until_end(self, ledger: Ledger) -> None:
         """Return when the poll has ended and no resolved event is left, or when nothing more may be advanced."""
