@@ -6,6 +6,7 @@ import pytest
 import structlog.testing
 from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watchers, cut_off, fired
 
+from headgate.protocol.errors import VersionMismatch
 from headgate.protocol.messages.runner import (
     Drain,
     FinishedTrigger,
@@ -194,3 +195,20 @@ def test_nothing_is_answered_once_the_database_file_is_gone(
     (exit_,) = supervisor.take(Exit)
     assert exit_.code == commands.EXIT_DATABASE_REPLACED
     assert "was deleted or moved" in exit_.reason
+
+
+def test_a_supervisor_of_another_version_than_its_next_runner_waits_for_no_task_without_end(world: World) -> None:
+    task = LongTask(world.now + 10 * SETTINGS.drain_s)
+    identity = Identity("host", 1, "machine", 0.0)
+    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, tasks=task)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    core.protocol_failed(VersionMismatch("runner", supervisor=2, child=1))
+    supervisor.settle()
+    core.runner_ended(1, "killed by SIGKILL", world.now)
+    with structlog.testing.capture_logs() as logs:
+        supervisor.pass_time(SETTINGS.drain_s + DRAIN_MARGIN_S)
+    assert {record["waits_for"] for record in logs if record["event"] == "the drain waits"} == {"1 task: slow/r1/s"}
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.code == commands.EXIT_INCOMPATIBLE
+    assert task.ends_at == 0.0, "it was ended"

@@ -216,6 +216,7 @@ class SupervisorCore:
                 record = None  # it went on until it was killed: the box says nothing about the cause
             is_explained = self.blame.runner_ended(record, explanation, now, ended_itself=ended_itself)
         self._has_broken_protocol = False
+        self._leaving.runner_ended(now)
         self.runner.ended(explanation, now, is_explained=is_explained)
 
     def drain(self, now: float) -> None:

@@ -41,8 +41,13 @@ class Leaving:
         return self.deadline
 
     def begin_without_drain(self, exit_: Exit) -> None:
-        """Leave as soon as the runner has ended: it cannot be drained."""
+        """Leave when the runner has ended, which cannot be drained: `runner_ended` begins the drain of the rest."""
         self.exit = exit_
+
+    def runner_ended(self, now: float) -> None:
+        """Give what is still in progress the time of a drain, if it leaves without one of the runner."""
+        if self.exit is not None and self.deadline is None:
+            self.begin(self.exit, now)
 
     def remaining_s(self, now: float) -> float:
         """Return the seconds that are left for the drain."""

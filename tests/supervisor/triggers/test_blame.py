@@ -108,6 +108,25 @@ def test_a_message_that_ends_the_runner_is_struck_and_its_trigger_starts_with_th
     assert world.store.inspect.watchers()[0].hold is None
 
 
+def test_a_message_that_is_never_passed_over_has_its_trigger_quarantined(world: World) -> None:
+    culprit = world.store.add_watcher("bad", "users.Trigger", {}, max_deliveries=0)
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    runs = started(supervisor.sent(StateSync))
+    for _ in range(KILLS_MAX):
+        assert culprit in runs
+        end(supervisor, Record(runs[culprit], "k"))
+        runs = started(restart(supervisor))
+    assert list(runs) == [other for other in runs if other != culprit]
+    row = next(each for each in world.store.inspect.watchers() if each.name == "bad")
+    assert row.hold == "quarantine"
+    assert row.hold_reason is not None
+    assert row.hold_reason.startswith(
+        "its message k has ended the runner 3 times, and is not passed over because max_deliver"
+    )
+
+
 def test_a_message_that_is_to_be_passed_over_is_not_given_again_before_that_is_stored(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,8 @@ KWARGS_HELP = (
 )
 MAX_DELIVERIES_HELP = (
     "After N failures on one message of a shared stream, the message becomes a dead letter, and the trigger goes on "
-    "without it: 5 by default, at most 1,000; 0: never."
+    "without it: 5 by default, at most 1,000; 0: never, and if the message ends the runner again and again the trigger "
+    "is quarantined."
 )
 FROM_HELP = (
     "In place of class and kwargs, a source: redis://CONNECTION/STREAM?group=GROUP, postgres://CONNECTION/TABLE, "

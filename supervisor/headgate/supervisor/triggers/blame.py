@@ -16,6 +16,7 @@ from headgate.protocol.black_box import Record
 from headgate.protocol.messages.runner import FinishedTrigger, StateChanges
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
+from headgate.store.triggers.strikes import KILLS_MAX
 from headgate.supervisor.backoff import DatabaseRetry, Waits
 from headgate.supervisor.triggers.assignments import Assignments
 from headgate.supervisor.triggers.holds import Holds
@@ -140,10 +141,15 @@ class Blame:
             self._intake.add_frame(0, StateChanges(round=0, finished=(failure,)))
         if verdict.is_quarantined:
             hours = HARM_WINDOW_S / 3600
-            reason = f"it harmed all others {HARM_MAX} times or more within {hours:g} h, the last time so: {error}"
-            name = self._assignments.name_of(trigger_id)
-            log.error("a trigger is quarantined", trigger_id=trigger_id, trigger_name=name, reason=reason)
-            self._holds.begin(trigger_id, "quarantine", reason)
+            self._quarantine(
+                trigger_id,
+                f"it harmed all others {HARM_MAX} times or more within {hours:g} h, the last time so: {error}",
+            )
+
+    def _quarantine(self, trigger_id: int, reason: str) -> None:
+        name = self._assignments.name_of(trigger_id)
+        log.error("a trigger is quarantined", trigger_id=trigger_id, trigger_name=name, reason=reason)
+        self._holds.begin(trigger_id, "quarantine", reason)
 
     def _hand_over(self, waits: dict[int, float], now: float) -> None:
         waits = {**dict.fromkeys(self._suspects.held_back(), math.inf), **self._stuck, **waits}
@@ -179,4 +185,10 @@ class Blame:
                 if strikes.is_passed_over:
                     self._assignments.pass_over(strike.trigger_id, strike.key)
                     log.error("a message ends the runner", trigger_id=strike.trigger_id, key=strike.key)
+                elif strikes.kills >= KILLS_MAX:
+                    self._quarantine(
+                        strike.trigger_id,
+                        f"its message {strike.key} has ended the runner {strikes.kills} times, and is not passed over "
+                        f"because max_deliveries is 0; the last time so: {strike.error}",
+                    )
                 del self._strikes[0]
