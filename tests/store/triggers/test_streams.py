@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
-from tests.store.harness import QUEUES, OpenStore, Query, add, register
+from tests.store.harness import QUEUES, WAITED_MAX_S, OpenStore, Query, add, register, wait_until_blocked
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger
+from headgate.store.db.engine import open_engine
 from headgate.store.errors import LeaseLost
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tables import stream, trigger
-from headgate.store.triggers import streams
+from headgate.store.triggers import changes, streams
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.streams import Placed
 
@@ -429,3 +431,55 @@ def test_the_stream_of_a_trigger_is_shown_with_its_owner_and_those_it_may_wait_f
         "its stream name of d1 waits for two while that one does not run: it has failed once"
     )
     assert "KeyError" in answer.headline
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # SQLite has one writer at a time
+def test_a_trigger_that_is_moved_while_it_is_described_gets_no_stream_of_another_queue(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, user = open_store(), open_store()
+    epoch, other = register(store, queues=("default",)), register(user, queues=("other",))
+    one, two = add(store, "one", "two")
+    assert claim(store, epoch, queues=("default",)) == [one, two]
+    describe(store, epoch, "d1", one)
+    lock = streams._locked_streams
+
+    def moved_then(*arguments: Any) -> Any:
+        found = lock(*arguments)
+        user.change_watcher("two", queue="other")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(streams, "_locked_streams", moved_then)
+        placed = describe(store, epoch, "d1", two).placed
+    assert (dict(placed.here), placed.elsewhere) == ({}, frozenset())
+    assert [changed.queue for changed in store.take_changes(epoch, store.poll(epoch, ("default",)).changed)] == [
+        "other"
+    ]
+    store.release_triggers(epoch, [two])
+    assert claim(user, other, queues=("other",)) == [two]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_sign_off_waits_for_a_user_who_moves_a_trigger_and_neither_gives_up(
+    open_store: OpenStore, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user has the row of the stream, and is about to lock its trigger."""
+    leaving, user = open_store(), open_store()
+    epoch = register(leaving)
+    add(leaving, "one")
+    describe(leaving, epoch, "d1", *claim(leaving, epoch))
+    lock = changes._locked
+    with ThreadPoolExecutor(1) as pool:
+        left: list[Future[None]] = []
+
+        def left_meanwhile(trigger_id: int) -> Any:
+            if not left:
+                left.append(pool.submit(leaving.release_triggerer, epoch))
+                wait_until_blocked(open_engine(database_url))
+            return lock(trigger_id)
+
+        monkeypatch.setattr(changes, "_locked", left_meanwhile)
+        user.change_watcher("one", queue="other")
+        left[0].result(WAITED_MAX_S)
+    assert owners(user) == {"d1": {None}}

@@ -198,6 +198,9 @@ class LeaseVerbs(TriggerVerbs):
         tx.notify()
         statement = update(triggerer).where(triggerer.c.id == epoch, is_alive()).values(stopped_at=tx.now)
         if tx.connection.execute(statement).rowcount == 1:
+            # Streams before triggers, as everybody locks them.
+            streams_of_it = select(stream.c.id).where(stream.c.triggerer_id == epoch).order_by(stream.c.id)
+            tx.connection.execute(streams_of_it.with_for_update(key_share=True))
             for owned in (trigger, stream):
                 tx.connection.execute(update(owned).where(owned.c.triggerer_id == epoch).values(triggerer_id=None))
             return

@@ -216,6 +216,7 @@ def describe(tx: LeasedTx, described: Iterable[DescribedTrigger]) -> Placed:
     mine = _mine(tx, by_id)
     streamed = {id_: by_id[id_] for id_ in sorted(mine) if by_id[id_].stream}
     streams = _locked_streams(tx, streamed, mine)
+    queues = _locked_queues(tx, list(streamed))
     here = {id_: "" for id_ in mine if id_ not in streamed}
     kept = [_row(tx, id_, None) for id_ in here]
     left: list[_Parameters] = []
@@ -223,7 +224,7 @@ def describe(tx: LeasedTx, described: Iterable[DescribedTrigger]) -> Placed:
     refused: list[FinishedTrigger] = []
     for id_, one in streamed.items():
         found = streams.get(one.stream)
-        if found is None:  # it was cleaned away at this moment
+        if found is None or queues.get(id_) != mine[id_]:  # it was cleaned away at this moment, or a user has moved it
             continue
         if found.triggers == 0:
             found.queue, found.is_mine = mine[id_], True
@@ -258,6 +259,16 @@ def _mine(tx: LeasedTx, ids: Iterable[int]) -> dict[int, str]:
     columns = ("id", "queue", "finished_at", "removed_at")
     rows = find(tx.connection, _DESCRIBED, pairs, returning=columns)
     return {id_: queue for id_, queue, finished_at, removed_at in rows if finished_at is None and removed_at is None}
+
+
+def _locked_queues(tx: LeasedTx, ids: Sequence[int]) -> dict[int, str]:
+    """Lock triggers of this epoch, after their streams; return their queues, which a user may just have changed."""
+    found: dict[int, str] = {}
+    for some in chunks(sorted(ids)):
+        rows = select(trigger.c.id, trigger.c.queue).where(trigger.c.id.in_(some), trigger.c.triggerer_id == tx.epoch)
+        locked = rows.order_by(trigger.c.id).with_for_update(key_share=True)
+        found |= {row.id: row.queue for row in tx.connection.execute(locked)}
+    return found
 
 
 def _locked_streams(tx: LeasedTx, described: dict[int, DescribedTrigger], queues: dict[int, str]) -> dict[str, _Stream]:
