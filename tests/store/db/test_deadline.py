@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 from tests.store.harness import WAITED_MAX_S
@@ -83,6 +84,26 @@ def test_a_server_that_falls_silent_is_given_up_in_time_and_asked_again_later(
         forwarder.is_silent = True
         with pytest.raises(DatabaseAway, match=r"is away: a transaction has taken longer than 0\.5 s$"):
             store.inspect.watchers()
+        forwarder.is_silent = False
+        assert store.inspect.watchers() == []
+
+
+def test_a_server_that_falls_silent_after_the_login_is_given_up_in_time(
+    postgres_url: str, forwarder: Forwarder, secrets: Secrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a pooler that is paused: the session has no limits yet."""
+    monkeypatch.setattr("headgate.store.db.transaction.ANSWER_MAX_S", 0.5)
+    url = make_url(postgres_url).set(host="127.0.0.1", port=forwarder.port)
+    engine = open_engine(url.render_as_string(hide_password=False))
+
+    @event.listens_for(engine, "connect", insert=True)
+    def fall_silent(*_: object) -> None:
+        forwarder.is_silent = True
+
+    with Store(engine, secrets=secrets) as store:
+        with pytest.raises(DatabaseAway, match=r"is away: a transaction has taken longer than 0\.5 s$"):
+            store.inspect.watchers()
+        event.remove(engine, "connect", fall_silent)
         forwarder.is_silent = False
         assert store.inspect.watchers() == []
 

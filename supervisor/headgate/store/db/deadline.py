@@ -15,12 +15,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
 
 from sqlalchemy import exc
 
 from headgate.store.db import driver_errors
+
+# Called with the descriptor of a connection that has just been opened (`Deadline.connecting`).
+LOGGED_IN: Final[ContextVar[Callable[[int], None] | None]] = ContextVar("LOGGED_IN", default=None)
 
 
 class Deadline:
@@ -41,13 +46,38 @@ class Deadline:
         Raises SQLAlchemy's ``TimeoutError`` in place of the error that the transaction gets when its socket is shut
         down, and ``DisconnectionError`` if this process may open no more files.
         """
-        try:
-            own = os.dup(descriptor)
-        except OSError as error:
-            raise exc.DisconnectionError(f"its connection cannot be watched: {error.strerror}") from error
-        try:
-            self._begin(own)
+        with self._limited() as watch:
+            watch(descriptor)
             yield
+
+    @contextmanager
+    def connecting(self) -> Generator[None]:
+        """Watch a connection that is opened within this block, from its login on; before that the driver has a limit.
+
+        The session has none yet: a pooler may let a client log in, and answer nothing. Raises as `watching` does.
+        """
+        with self._limited() as watch:
+            token = LOGGED_IN.set(watch)
+            try:
+                yield
+            finally:
+                LOGGED_IN.reset(token)
+
+    @contextmanager
+    def _limited(self) -> Generator[Callable[[int], None]]:
+        """Yield what begins the watch of a socket, which ends with the block."""
+        own: list[int] = []
+
+        def watch(descriptor: int) -> None:
+            try:
+                own.append(os.dup(descriptor))
+            except OSError as error:
+                raise exc.DisconnectionError(f"its connection cannot be watched: {error.strerror}") from error
+            self._begin(own[-1])
+
+        self._has_cut = False
+        try:
+            yield watch
         except driver_errors.translated() as error:
             if not self._has_cut:
                 raise
@@ -55,7 +85,8 @@ class Deadline:
         finally:
             with self._changed:
                 self._ends_at = None
-                os.close(own)  # under the lock: nobody shuts it down any more
+                for each in own:
+                    os.close(each)  # under the lock: nobody shuts it down any more
 
     def _begin(self, descriptor: int) -> None:
         with self._changed:
@@ -63,7 +94,7 @@ class Deadline:
                 thread = threading.Thread(target=self._watch, name="headgate database deadline", daemon=True)
                 thread.start()
                 self._thread = thread
-            self._descriptor, self._has_cut = descriptor, False
+            self._descriptor = descriptor
             self._ends_at = time.monotonic() + self._limit_s
 
     def _watch(self) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, Dialect, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool, StaticPool
 
+from headgate.store.db.deadline import LOGGED_IN
 from headgate.store.db.prepared import driver_of
 from headgate.store.errors import DatabaseFault, UnsupportedDatabase
 
@@ -191,6 +192,13 @@ def _open_postgresql(url: URL, *, reads_only: bool) -> Engine:
         connect_args={name: value for name, value in _CONNECT_ARGS.items() if name not in url.query},
         hide_parameters=True,
     )
+
+    @event.listens_for(engine, "do_connect")
+    def connect(dialect: Dialect, record: Any, arguments: Any, named: Any) -> Any:
+        connection: Any = dialect.connect(*arguments, **named)
+        if (watch := LOGGED_IN.get()) is not None:
+            watch(connection.fileno())
+        return connection
 
     @event.listens_for(engine, "connect")
     def set_limits(dbapi_connection: Any, record: Any) -> None:

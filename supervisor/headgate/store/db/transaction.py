@@ -418,7 +418,8 @@ class Database:
         if self._connection is None:
             if self._file is not None:
                 self._file.before_connecting()
-            self._connection = self.engine.connect()
+            with self._deadline.connecting():
+                self._connection = self.engine.connect()
             if self._file is not None:
                 self._file.connected()
         return self._connection
