@@ -91,6 +91,7 @@ class Subscription:
         self.account = account
         self.on_failed: Callable[[Exception], None] | None = None
         self.pass_over: PassOver | None = None
+        self._has_reported = False  # a message since the last pull
         self.may_pass_over = False  # whether the first of the queue may not be what the subscriber gets next
         self.is_window_blameless = False  # was failed, but not because of the open window
         self.raw_event: Any = None  # the one that the filter is working on, while the window is open
@@ -136,6 +137,10 @@ class Subscription:
                 await trio.lowlevel.checkpoint_if_cancelled()
             else:
                 await trio.lowlevel.checkpoint()
+            if self._has_reported:
+                self._has_reported = False
+                while self.pass_over is not None and self.pass_over.is_full:
+                    await self._wait_for_room(self.pass_over)
             if not self._queue or self._flow.is_stopped:
                 await self._wait_for_event()
             if self.may_pass_over:
@@ -257,6 +262,7 @@ class Subscription:
             return False
         # It is acked once the report is stored, like a message from which one event derives (I1, I16).
         self.pass_over.report(self.raw_event, share.event.key, ledger.bind(share), rejection=reason)
+        self._has_reported = True
         ledger.move_past(share)
         return True
 
@@ -302,11 +308,7 @@ class Subscription:
                 self._is_turn_of_queue = False
                 return
             if pass_over is not None and pass_over.is_full:
-                self.waits_for_store = True
-                try:
-                    await pass_over.wait_room()
-                finally:
-                    self.waits_for_store = False
+                await self._wait_for_room(pass_over)
                 continue
             was_full = self.is_full
             self._queue.popleft()
@@ -322,6 +324,14 @@ class Subscription:
                 self.full_since = None
                 self._on_room()
             await trio.lowlevel.checkpoint()
+
+    async def _wait_for_room(self, pass_over: PassOver) -> None:
+        """Wait for room in the outbox: a report of a message has all of it (I11)."""
+        self.waits_for_store = True
+        try:
+            await pass_over.wait_room()
+        finally:
+            self.waits_for_store = False
 
     def _end_with(self, failure: Exception) -> None:
         self._failure = failure

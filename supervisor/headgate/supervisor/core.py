@@ -304,8 +304,7 @@ class SupervisorCore:
         if claimed := found.claimed + readable:
             log.debug("claimed triggers", triggers=len(claimed))
             self.releases.reclaimed([trigger.id for trigger in claimed])
-            for trigger in self.assignments.assign(claimed, now):
-                self.intake.add_unreadable(trigger)
+            self.intake.add_unreadable(self.assignments.assign(claimed, now))
             # Before they are started: a stream has to know for whom it waits.
             absent = self.assignments.absent(self.assignments.not_started(trigger.id for trigger in claimed))
             self._send_if_running(StateSync(absent=absent) if absent else None)

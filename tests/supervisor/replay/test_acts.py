@@ -324,7 +324,7 @@ def test_a_trigger_that_is_left_to_the_owner_of_its_stream_replays_clean(live: L
 
 
 def no_cancel_for_a_hold(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Holds, "_sync", lambda self, held: None)
+    patch.setattr(Holds, "_sync", lambda self, held, others=(): None)
 
 
 def a_held_trigger_starts_again(patch: pytest.MonkeyPatch) -> None:
@@ -367,8 +367,8 @@ def a_change_is_a_removal(patch: pytest.MonkeyPatch) -> None:
 def a_pause_ends_its_neighbour_as_well(patch: pytest.MonkeyPatch) -> None:
     honest = Holds._sync
 
-    def sync(self: Holds, held: dict[int, Any]) -> StateSync | None:
-        message = honest(self, held)
+    def sync(self: Holds, held: dict[int, Any], others: Any = ()) -> StateSync | None:
+        message = honest(self, held, others)
         more = self._assignments.cancel(2, "user") if message is not None else None
         if message is None or more is None:
             return message

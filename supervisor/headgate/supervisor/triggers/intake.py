@@ -49,6 +49,7 @@ log = structlog.get_logger(__name__)
 # A runner waits for the answer to its round before it sends the next one. Rounds of earlier incarnations may still
 # wait for the database, so a few more may be queued; a peer that sends more is broken.
 ROUNDS_WAITING_MAX = 16
+UNREADABLE_PER_SLICE_MAX = 100  # triggers that cannot be started, whose failures are stored in one transaction
 
 DIFFERING_LOGGED_MAX = 10  # events of one slice that are named in the log if they differ from the stored ones
 
@@ -153,18 +154,24 @@ class Intake:
         # frame is never answered, and none of its seqs may get into another answer (I6).
         self._tallies: dict[tuple[int, int], Tally] = {}
 
-    def add_unreadable(self, trigger: ClaimedTrigger) -> None:
-        """Record the failure of a trigger whose kwargs cannot be read; all others run (I9)."""
-        log.error("a trigger cannot be started", trigger_id=trigger.id, trigger_name=trigger.name, error=trigger.error)
-        failure = FinishedTrigger(trigger.id, "", "failed", 0, error=trigger.error or "its kwargs cannot be read")
-        self.add_frame(0, StateChanges(round=0, finished=(failure,)))
+    def add_unreadable(self, triggers: Sequence[ClaimedTrigger]) -> None:
+        """Record the failures of triggers whose kwargs cannot be read; all others run (I9)."""
+        failures = []
+        for one in triggers:
+            log.error("a trigger cannot be started", trigger_id=one.id, trigger_name=one.name, error=one.error)
+            error = one.error or "its kwargs cannot be read"
+            failures.append(FinishedTrigger(one.id, "", "failed", 0, error=error))
+        for first in range(0, len(failures), UNREADABLE_PER_SLICE_MAX):
+            some = failures[first : first + UNREADABLE_PER_SLICE_MAX]
+            self.add_frame(0, StateChanges(round=0, finished=tuple(some)))
 
     def add_frame(self, incarnation: int, changes: StateChanges) -> None:
         """Queue one frame of a round. Raises `RemoteProtocolError` if the runner does not wait for answers."""
         marks.reach("intake.round_read")
-        rounds = {(slice_.incarnation, slice_.round) for slice_ in self._waiting}
-        if incarnation and len(rounds) >= ROUNDS_WAITING_MAX:  # the core itself, as 0, reports each trigger once
-            raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
+        if incarnation:  # the core itself, as 0, reports each trigger once
+            rounds = {(slice_.incarnation, slice_.round) for slice_ in self._waiting}
+            if len(rounds) >= ROUNDS_WAITING_MAX:
+                raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
         self._waiting.append(
             Slice(
                 incarnation,

@@ -16,6 +16,7 @@ from headgate.store.scheduling import considering, rules
 from headgate.store.signals import dag_signals, subscriptions, waits
 from headgate.store.tables import dag_signal
 from headgate.store.tasks import dags
+from headgate.store.triggers import assets
 
 # --- what waits ------------------------------------------------------------------------------------
 
@@ -91,7 +92,13 @@ def _with_backlogs(**change: Any) -> Sequence[Patch]:
 
 
 def _runs_while_paused() -> Sequence[Patch]:
-    return _with_backlogs(is_held=False)
+    lock: Any = assets.lock_dag
+
+    def lock_dag(tx: Tx, dag_id: Any) -> Any:
+        locked = lock(tx, dag_id)
+        return None if locked is None else locked._replace(is_held=False)
+
+    return [*_with_backlogs(is_held=False), (assets, "lock_dag", lock_dag)]
 
 
 def _more_runs_than_may_be() -> Sequence[Patch]:
