@@ -131,8 +131,11 @@ def test_errors_before_the_limit_and_of_others_stay_as_they_are() -> None:
     with ours, theirs:
         with pytest.raises(OverflowError, match="too large"), deadline.watching(ours.fileno()):
             raise OverflowError("too large")
+        assert deadline.take_cut() is None
         with pytest.raises(LookupError, match="its own"), deadline.watching(ours.fileno()):
             raise LookupError("its own" if theirs.recv(1) == b"" else "not shut down")
+        assert deadline.take_cut() == "a transaction has taken longer than 0.02 s"
+        assert deadline.take_cut() is None
 
 
 def test_a_transaction_that_cannot_be_watched_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,6 @@ from typing import Final
 
 from sqlalchemy import exc
 
-from headgate.store.db import driver_errors
-
 # Called with the descriptor of a connection that has just been opened (`Deadline.connecting`).
 LOGGED_IN: Final[ContextVar[Callable[[int], None] | None]] = ContextVar("LOGGED_IN", default=None)
 
@@ -39,12 +37,16 @@ class Deadline:
         self._has_cut = False
         self._thread: threading.Thread | None = None
 
+    def take_cut(self) -> str | None:
+        """Return once why a socket was shut down; None if none was. The error of its transaction is the driver's."""
+        has_cut, self._has_cut = self._has_cut, False
+        return f"a transaction has taken longer than {self._limit_s:g} s" if has_cut else None
+
     @contextmanager
     def watching(self, descriptor: int) -> Generator[None]:
         """Watch the transaction that runs within this block, over the socket with this descriptor.
 
-        Raises SQLAlchemy's ``TimeoutError`` in place of the error that the transaction gets when its socket is shut
-        down, and ``DisconnectionError`` if this process may open no more files.
+        Raises SQLAlchemy's ``DisconnectionError`` if this process may open no more files.
         """
         with self._limited() as watch:
             watch(descriptor)
@@ -78,10 +80,6 @@ class Deadline:
         self._has_cut = False
         try:
             yield watch
-        except driver_errors.translated() as error:
-            if not self._has_cut:
-                raise
-            raise exc.TimeoutError(f"a transaction has taken longer than {self._limit_s:g} s") from error
         finally:
             with self._changed:
                 self._ends_at = None

@@ -26,7 +26,7 @@ from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_n
 from headgate.store.db.prepared import Prepared, driver_of
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import DatabaseNow, read
-from headgate.store.errors import LeaseLost, RowsRefused, TransactionOpen
+from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused, TransactionOpen
 from headgate.store.ids import DagRunId, Epoch
 from headgate.store.tables import dag_run, encryption_key, triggerer
 
@@ -429,7 +429,9 @@ class Database:
         try:
             yield
         except driver_errors.translated() as error:
-            translated = driver_errors.translate(error, database=database_name(self.engine))
+            name = database_name(self.engine)
+            cut = self._deadline.take_cut()
+            translated = driver_errors.translate(error, database=name) if cut is None else DatabaseAway(name, cut)
             if not isinstance(translated, RowsRefused):
                 self._drop_connection()
             raise translated from error

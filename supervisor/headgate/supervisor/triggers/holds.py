@@ -63,8 +63,8 @@ class Holds:
             self._assignments.release(trigger_id, now)
         # Streams go on without those that were paused, and have to wait for those of them that cannot be started.
         absent = self._assignments.absent([each for each in released if each not in self._assignments])
-        still = {trigger_id: hold for trigger_id, hold in held.items() if trigger_id not in self._unstored}
-        return self._sync(still, absent), released
+        stored: Mapping[int, Hold] = {id_: hold for id_, hold in held.items() if id_ not in self._unstored}
+        return self._sync(stored, absent), released
 
     def _sync(self, held: Mapping[int, Hold], others: Sequence[AbsentSubscriber] = ()) -> StateSync | None:
         cancels: list[CancelTrigger] = []
