@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from headgate.streams.stalls import STALL_REPORT_AGAIN_S, STALL_REPORT_S, Stall
 from headgate.triggers.shared_stream import (
     AckTimeout,
     AdvanceOutcome,
+    PollTerminated,
     SharedStreamManager,
     SubscriberOverflow,
 )
@@ -245,3 +247,36 @@ async def test_a_key_whose_hash_fails_by_now_ends_no_other_stream(autojump_clock
         key.is_broken = False
         broker.send("a1")
         assert await anext(subscription) == "A1"
+
+
+# --- what an author's objects do ------------------------------------------------------------------
+
+
+class Changing(list[int]):
+    """A lane hashed by its content, which its author goes on to change."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+
+class OneLane(Broker):
+    lane = Changing([1])
+
+    def get_advance_lane(self, broker_payload: str) -> Hashable:
+        return self.lane
+
+
+async def test_a_lane_whose_hash_changes_ends_its_stream_and_nothing_else() -> None:
+    bad, good = OneLane(), Broker()
+    async with SharedStreamManager() as streams:
+        one = subscribe(streams, bad)
+        other = streams.subscribe(trigger_id=2, trigger=Watcher(good), key="another")
+        bad.send("a1", "a2")
+        good.send("b1", "b2")
+        assert (await anext(one), await anext(other)) == ("A1", "B1")
+        bad.lane.append(2)
+        assert await anext(one) == "A2"
+        with pytest.raises(PollTerminated) as ended:
+            await anext(one)
+        assert isinstance(ended.value.__cause__, KeyError)
+        assert await anext(other) == "B2"

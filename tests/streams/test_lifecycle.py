@@ -328,29 +328,6 @@ async def test_a_context_entered_in_open_stream_may_be_left_in_aclose() -> None:
 # --- stopping ------------------------------------------------------------------------------------
 
 
-class Changing(list[int]):
-    """A lane hashed by its content, which its author goes on to change."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self))
-
-
-async def test_a_lane_whose_hash_changes_ends_its_stream_and_nothing_else() -> None:
-    lane = Changing([1])
-    bad, good = Broker(("a", 1), ("a", 2)), Broker(("b", 1))
-    bad.lane = lambda: lane
-    async with SharedStreamManager() as streams:
-        one = subscribe(streams, bad)
-        other = streams.subscribe(trigger_id=2, trigger=Watcher(lambda: good), key="another")
-        assert (await anext(one), await anext(other)) == ("a", "b")
-        lane.append(2)
-        _, end = await pull_until_it_ends(one)
-        assert isinstance(end.__cause__, KeyError)
-        await wait_all_tasks_blocked()
-        assert (bad.closed, good.closed) == (1, 0)
-    assert good.closed == 1
-
-
 async def test_the_last_unsubscribe_drains_what_is_resolved_then_closes_once() -> None:
     broker = Broker(("A", "a"), ("B", "b"), ("C", "c"))
     async with SharedStreamManager() as streams:

@@ -70,7 +70,8 @@ class Group:
         self.name = repr(key)
         self.record = record
         self._log = settings.log.bind(stream=self.name)
-        self._ledger = Ledger(settings.seqs, self._wake_pump) if checks.has_producer(trigger_class) else None
+        self._pump_work = trio.lowlevel.ParkingLot()
+        self._ledger = Ledger(settings.seqs, self._pump_work.unpark_all) if checks.has_producer(trigger_class) else None
         self._online: dict[int, Subscription] = {}
         self.producer: SharedStreamProducer | None = None  # once it is open
         self._has_ended = False
@@ -85,7 +86,6 @@ class Group:
         self._lease_scope = trio.CancelScope()
         self._advance_scope = trio.CancelScope()
         self._pump_is_done = trio.Event()
-        self._pump_work = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
 
     # --- what the manager calls ------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Group:
             finally:
                 self._close_scope.shield = True  # from the poll scope, which `stop` has cancelled
                 self._poll_is_over = True
-                self._wake_pump()
+                self._pump_work.unpark_all()
                 if self._ledger is not None:
                     # A nursery that the producer left open has been cancelled with the poll, hence this shield.
                     with trio.CancelScope(shield=True):
@@ -404,9 +404,6 @@ class Group:
 
     # --- the pump --------------------------------------------------------------------------------
 
-    def _wake_pump(self) -> None:
-        self._pump_work.unpark_all()
-
     async def _pump(self, ledger: Ledger) -> None:
         try:
             with self._pump_scope, self._advance_scope:
@@ -414,7 +411,6 @@ class Group:
             if self._pump_scope.cancelled_caught:
                 self._log.warning("advancing the resolved events took too long", timeout_s=DRAIN_TIMEOUT_S)
         except Exception as failure:  # of an author's object, such as a lane whose hash is another one by now
-            self._log.error("what is resolved cannot be advanced", exc_info=failure)
             self._end(failure)
             self._poll_scope.cancel()
         finally:

@@ -427,33 +427,6 @@ async def test_what_a_subscriber_rejects_is_its_letter_if_the_broker_has_no_plac
         assert rig.finished == []
 
 
-async def test_while_the_outbox_is_full_a_subscriber_that_rejects_gets_no_more_and_is_not_failed(
-    autojump_clock: MockClock,
-) -> None:
-    class Trigger(Watcher):
-        async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
-            async for message in shared_stream:
-                reject_shared_stream_event()
-                if message < 0:
-                    yield TriggerEvent(message)
-
-    narrow = msgspec.structs.replace(SETTINGS, outbox_events_max=3, round_events_max=3, subscriber_queue_max=4)
-    async with hosting(narrow, overflow="pause") as rig:
-        rig.broker.keeps_rejected = False
-        await rig.start(Trigger)
-        await rig.settle()
-        for number in range(20):
-            rig.broker.publish.send_nowait(number)
-        await trio.testing.wait_all_tasks_blocked()
-        assert len(rig.outbox) == 3
-        while len(rig.refused) < 20:
-            await rig.settle()
-            rig.streams.confirm_persisted([letter.seq for letter in rig.refused])
-        await rig.settle()
-        assert list(rig.broker.outcomes) == list(range(20))
-        assert rig.finished == []
-
-
 async def test_a_message_is_rejected_once_and_its_events_from_before_are_waited_for(autojump_clock: MockClock) -> None:
     class Trigger(Rejects):
         pass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 import pytest
 import structlog
 import trio
-from tests.runner.host.stream_rig import ACK_TIMEOUT_S, ACKED, FAILED, OneByOne, Watcher, hosting
+from tests.runner.host.stream_rig import ACK_TIMEOUT_S, ACKED, FAILED, SETTINGS, OneByOne, Watcher, hosting
 from trio.testing import MockClock
 
 from headgate.protocol.messages.runner import (
@@ -16,6 +18,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.streams.contract import AdvanceOutcome
 from headgate.triggers.base import TriggerEvent
+from headgate.triggers.shared_stream import reject_shared_stream_event
 
 # --- key, position and seq -----------------------------------------------------------------------
 
@@ -285,4 +288,31 @@ async def test_the_stream_is_left_before_the_hooks_so_that_a_slow_one_holds_nobo
         await rig.confirm()
         await rig.cancel("reassigned")
         assert rig.broker.outcomes == {3: [AdvanceOutcome(acked=1, failed=1)]}
+        assert rig.finished == []
+
+
+async def test_while_the_outbox_is_full_a_subscriber_that_rejects_gets_no_more_and_is_not_failed(
+    autojump_clock: MockClock,
+) -> None:
+    class Trigger(Watcher):
+        async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+            async for message in shared_stream:
+                reject_shared_stream_event()
+                if message < 0:
+                    yield TriggerEvent(message)
+
+    narrow = msgspec.structs.replace(SETTINGS, outbox_events_max=3, round_events_max=3, subscriber_queue_max=4)
+    async with hosting(narrow, overflow="pause") as rig:
+        rig.broker.keeps_rejected = False
+        await rig.start(Trigger)
+        await rig.settle()
+        for number in range(20):
+            rig.broker.publish.send_nowait(number)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(rig.outbox) == 3
+        while len(rig.refused) < 20:
+            await rig.settle()
+            rig.streams.confirm_persisted([letter.seq for letter in rig.refused])
+        await rig.settle()
+        assert list(rig.broker.outcomes) == list(range(20))
         assert rig.finished == []
