@@ -291,23 +291,3 @@ def test_a_dag_that_may_have_no_further_run_holds_up_nothing(open_store: OpenSto
     assert came["retry"] == pytest.approx(12, abs=0.5)
     assert came["timeout"] == pytest.approx(23, abs=0.5)
     assert len(query("SELECT r.id FROM dag_run r JOIN dag d ON d.id = r.dag_id WHERE d.name = 'other'")) == 2
-
-
-def test_every_duty_has_its_turn_however_urgent_another_is(driven: Driven) -> None:
-    """A supervisor that stores an outcome in each of its steps has runs to evaluate in each of them."""
-    driven.settle()
-    ran: list[str] = []
-    for duty in driven.scheduler._duties:
-
-        def noted(epoch: Any, now: float, *, run: Any = duty.run, name: str = duty.run.__name__) -> Any:
-            ran.append(name)
-            return run(epoch, now)
-
-        duty.run = noted
-        duty.due_at = driven.now
-    for _ in range(100):
-        driven.scheduler.notify()
-        driven.scheduler.step(driven.run.epoch, driven.now)
-        driven.advance(0.01)
-    assert len(set(ran)) == len(driven.scheduler._duties)
-    assert ran.count("_evaluate_runs") >= 70

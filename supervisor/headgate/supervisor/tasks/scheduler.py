@@ -8,7 +8,7 @@ rarely otherwise, and an idle scheduler runs no other. Several schedulers on one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -30,7 +30,6 @@ log = structlog.get_logger(__name__)
 ASK_INTERVAL_S = 5.0  # between two queries for due duties without a notification, because one may get lost
 ASK_AGAIN_S = 0.1  # the same while there is one notification after the other
 PASSED_OVER_WAIT_S = 0.02  # before rows locked by another process are tried again: its transaction takes milliseconds
-URGENT_IN_A_ROW_MAX = 3  # steps that the most urgent duties take before another one has a turn
 
 
 class SchedulerStep(msgspec.Struct, frozen=True):
@@ -119,8 +118,6 @@ class Scheduler:
         )
         self._query.due_at = 0.0
         self._asked_at = -math.inf
-        self._urgent_in_a_row = 0
-        self._turn = 0  # the duty, by its number, that has had the last turn beside the urgent ones
         self._was_in_vain = False  # duties were due, but running them changed nothing
         self._is_in_doubt = False  # nobody knows whether the last one was committed
         self.deadline_at = math.inf  # the first execution timeout among the epoch's own running tasks
@@ -151,7 +148,7 @@ class Scheduler:
         """Run the most urgent due duty, if any. Raises `LeaseLost` if another supervisor has fenced ``epoch``."""
         if now < self.wake_at():
             return NOTHING_DONE
-        duty = self._next_of([number for number, each in enumerate(self._duties) if each.due_at <= now])
+        duty = next(duty for duty in self._duties if duty.due_at <= now)
         duty.due_at = math.inf
         try:
             result = duty.run(epoch, now)
@@ -168,15 +165,6 @@ class Scheduler:
             instances = max(result.instances, 1)
             result = msgspec.structs.replace(result, may_dispatch=True, may_have_taken=True, instances=instances)
         return result
-
-    def _next_of(self, due: Sequence[int]) -> Duty:
-        """Return the duty to run: the most urgent, and every now and then the next one in turn, whatever is urgent."""
-        if self._urgent_in_a_row < URGENT_IN_A_ROW_MAX or len(due) == 1:
-            self._urgent_in_a_row += 1
-            return self._duties[due[0]]
-        self._urgent_in_a_row = 0
-        self._turn = next((number for number in due if number > self._turn), due[0])
-        return self._duties[self._turn]
 
     # --- duties ----------------------------------------------------------------------------------
 
