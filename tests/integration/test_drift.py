@@ -179,6 +179,12 @@ def drift(
     process_log.reset()
 
 
+def wait_handled(store: Store, others: Others, events: int) -> None:
+    """Wait until so many messages are stored, and all are acknowledged."""
+    wait_until(lambda: stored(store) == events, f"{events} messages are stored")
+    wait_until(lambda: not others.station.pending(), "they are acknowledged")
+
+
 def watch(store: Store, others: Others) -> None:
     """Add the watcher whose stream it is."""
     trigger = others.station.trigger()
@@ -195,8 +201,7 @@ def test_what_others_do_to_a_stream_is_told(
     watch(users_store, others)
     station.publish(names(5))
     pair = start_pair(**settings)
-    wait_until(lambda: stored(users_store) == 5, "five messages are stored")
-    wait_until(lambda: not station.pending(), "they are acknowledged")
+    wait_handled(users_store, others, 5)
     (lane,) = drift.wait(0, "ok")["lanes"]
     assert lane["committed"] == lane["advanced"]
     assert lane["lag"] == 0
@@ -235,8 +240,7 @@ def test_what_others_do_to_a_stream_is_told(
     wait_until(lambda: stored(users_store) > 10, "some are stored")
     pair.kill()
     pair = start_pair(**settings)
-    wait_until(lambda: stored(users_store) == 58, "all are stored")
-    wait_until(lambda: not station.pending(), "they are acknowledged")
+    wait_handled(users_store, others, 58)
     drift.wait(0, "ok")
 
     station.delete()
@@ -254,8 +258,7 @@ def test_messages_that_a_broker_drops_while_nobody_reads_are_told_until_that_is_
     watch(users_store, others)
     station.publish(names(5))
     pair = start_pair(**settings)
-    wait_until(lambda: stored(users_store) == 5, "five messages are stored")
-    wait_until(lambda: not station.pending(), "they are acknowledged")
+    wait_handled(users_store, others, 5)
     drift.wait(0, "ok")
     pair.stop()
     station.publish(names(5, 5))
@@ -282,14 +285,12 @@ def test_an_old_copy_of_the_database_is_told(
     watch(users_store, others)
     station.publish(names(2))
     pair = start_pair(**settings)
-    wait_until(lambda: stored(users_store) == 2, "two messages are stored")
-    wait_until(lambda: not station.pending(), "they are acknowledged")
+    wait_handled(users_store, others, 2)
     drift.wait(0, "ok")
     with users_store.database.reading() as tx:
         old = tx.connection.execute(select(stream_drift.c.progress)).scalar_one()
     station.publish(names(3, 2))
-    wait_until(lambda: stored(users_store) == 5, "three more are stored")
-    wait_until(lambda: not station.pending(), "they are acknowledged")
+    wait_handled(users_store, others, 5)
     pair.stop()
     # As if it had been copied then, ten minutes ago.
     then = datetime.now(UTC) - timedelta(minutes=10)

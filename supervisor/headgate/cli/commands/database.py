@@ -47,7 +47,10 @@ def upgrade_tables(engine: Engine, silence_max_s: float) -> None:
     from headgate.store.store import Store
 
     before = schema.current_revision(engine)
-    if schema.upgrade(engine) == before or before is None:
+    if before == schema.head_revision():
+        return
+    schema.upgrade(engine)
+    if before is None:
         return
     with Store(engine, secrets=Secrets.none()) as store:
         running = [row for row in store.live_triggerers() if row.heartbeat_age_s <= silence_max_s]

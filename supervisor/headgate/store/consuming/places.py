@@ -8,13 +8,10 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import bindparam, literal_column, null, select, update
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 from headgate.store.consuming.reading import START, Cursor, Page
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.times import DatabaseNow, read
+from headgate.store.db.times import DatabaseNow, TransactionBegan, read
 from headgate.store.db.transaction import Tx
 from headgate.store.errors import NoSuchRow, StoreError
 from headgate.store.tables import consumer
@@ -31,22 +28,6 @@ class BatchEnded(StoreError):
 
     def __init__(self) -> None:
         super().__init__("a batch is committed by the end of its block: the block must not call commit or rollback")
-
-
-class TransactionBegan(FunctionElement[Any]):
-    """Names the transaction that a statement is in on PostgreSQL: the moment at which it began."""
-
-    inherit_cache = True
-
-
-@compiles(TransactionBegan, "postgresql")
-def _began_postgresql(element: TransactionBegan, compiler: SQLCompiler, **kw: Any) -> str:
-    return "transaction_timestamp()"
-
-
-@compiles(TransactionBegan, "sqlite")
-def _began_sqlite(element: TransactionBegan, compiler: SQLCompiler, **kw: Any) -> str:
-    return "1"  # its driver knows whether it is in one
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -76,3 +76,22 @@ def _now_postgresql(element: DatabaseNow, compiler: SQLCompiler, **kw: Any) -> s
 def _now_sqlite(element: DatabaseNow, compiler: SQLCompiler, **kw: Any) -> str:
     # %f gives milliseconds; the zeros bring it to the six digits that all our times have.
     return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+
+
+class TransactionBegan(FunctionElement[Any]):
+    """The moment at which the transaction of a statement began, which tells transactions apart on PostgreSQL.
+
+    It is in the form of the driver. On SQLite it is the same for all.
+    """
+
+    inherit_cache = True
+
+
+@compiles(TransactionBegan, "postgresql")
+def _began_postgresql(element: TransactionBegan, compiler: SQLCompiler, **kw: Any) -> str:
+    return "transaction_timestamp()"
+
+
+@compiles(TransactionBegan, "sqlite")
+def _began_sqlite(element: TransactionBegan, compiler: SQLCompiler, **kw: Any) -> str:
+    return "1"  # its driver knows whether it is in one

@@ -6,7 +6,7 @@ they are, and what cannot be read at all is said to be so, with the reason, besi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -115,11 +115,11 @@ def published(tx: Tx, triggerer_ids: Collection[int]) -> dict[int, PublishedStat
     return found
 
 
-def brokers_away(tx: Tx, triggerer_ids: Collection[int]) -> dict[tuple[int, str], tuple[float, str]]:
+def brokers_away(tx: Tx, said: Mapping[int, PublishedStatus]) -> dict[tuple[int, str], tuple[float, str]]:
     """Return for how many seconds brokers have been away, and why, by the supervisor that says so and the stream."""
     return {
         (epoch, one.stream): (max(0.0, tx.now.timestamp() - one.held_since), one.last_error)
-        for epoch, each in published(tx, triggerer_ids).items()
+        for epoch, each in said.items()
         for one in each.status.streams
         if one.held == _BROKER_AWAY and one.held_since is not None
     }

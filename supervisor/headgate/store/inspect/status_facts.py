@@ -6,6 +6,7 @@ them if it is not: the answer takes as long with a million events and a hundred 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from headgate.scheduling.why import shortened
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.facts.drift import drifted
-from headgate.store.facts.supervisor_status import brokers_away, published
+from headgate.store.facts.supervisor_status import PublishedStatus, brokers_away, published
 from headgate.store.ids import instance_name
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
 from headgate.store.signals import waits
@@ -66,6 +67,8 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
     """Return everything that `headgate.scheduling.status.problems` looks at."""
     queues = _trigger_queues(tx)
     unclaimed = _unclaimed(tx, queues)
+    alive = tx.connection.execute(select(triggerer.c.id).where(is_alive()).limit(OWNERS_MAX)).scalars().all()
+    said = published(tx, alive)
     return StatusFacts(
         supervisors=tuple(supervisors(tx, liveness=liveness, exactly=bool(unclaimed))),
         trigger_queues=queues,
@@ -74,8 +77,8 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         unclaimed=unclaimed,
         troubled=_troubled(tx),
         overdue=_overdue(tx),
-        away=_away(tx),
-        impeded=_impeded(tx),
+        away=_away(tx, said),
+        impeded=tuple((epoch, said[epoch].status.trouble) for epoch in sorted(said) if said[epoch].status.trouble),
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),
@@ -92,24 +95,16 @@ def _name(row: Any) -> str:
 # --- streams -------------------------------------------------------------------------------------
 
 
-def _away(tx: Tx) -> tuple[BrokerAway, ...]:
+def _away(tx: Tx, said: Mapping[int, PublishedStatus]) -> tuple[BrokerAway, ...]:
     """Return the streams whose supervisors say that a broker is away."""
-    alive = tx.connection.execute(select(triggerer.c.id).where(is_alive()).limit(OWNERS_MAX)).scalars().all()
-    said = {where: away for where, away in brokers_away(tx, alive).items() if away[0] >= AWAY_S}
+    away = {where: of for where, of in brokers_away(tx, said).items() if of[0] >= AWAY_S}
     found: list[BrokerAway] = []
-    for some in chunks(sorted({digest for _, digest in said})):
+    for some in chunks(sorted({digest for _, digest in away})):
         columns = (stream.c.id, stream.c.name, stream.c.triggerer_id, stream.c.digest)
         for row in tx.connection.execute(select(*columns).where(stream.c.digest.in_(some)).order_by(stream.c.id)):
-            if (of := said.get((row.triggerer_id, row.digest))) is not None:
+            if (of := away.get((row.triggerer_id, row.digest))) is not None:
                 found.append(BrokerAway(row.id, row.name, *of))
     return tuple(found[:COUNTED_MAX])
-
-
-def _impeded(tx: Tx) -> tuple[tuple[int, str], ...]:
-    """Return the supervisors that say that they cannot use the database for a duty, with the reason."""
-    alive = tx.connection.execute(select(triggerer.c.id).where(is_alive()).limit(OWNERS_MAX)).scalars().all()
-    said = published(tx, alive)
-    return tuple((epoch, said[epoch].status.trouble) for epoch in sorted(said) if said[epoch].status.trouble)
 
 
 # --- triggers ------------------------------------------------------------------------------------

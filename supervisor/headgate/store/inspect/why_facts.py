@@ -233,7 +233,7 @@ def _stream(tx: Tx, stream_id: int | None, trigger_id: int, liveness: Liveness) 
     )
     held_up_by = tuple((row.name or f"trigger-{row.id}", absence(tx, row)) for row in tx.connection.execute(others))
     owner = supervisor(tx, found.triggerer_id, liveness=liveness)
-    away = {} if owner is None else brokers_away(tx, [owner.epoch])
+    away = {} if owner is None else brokers_away(tx, published(tx, [owner.epoch]))
     return StreamFacts(found.name, count, owner, held_up_by, *away.get((found.triggerer_id, found.digest), (None, "")))
 
 

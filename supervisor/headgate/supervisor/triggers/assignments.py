@@ -405,15 +405,12 @@ class Assignments:
 
     def absence_as(self, changed: ClaimedTrigger) -> list[AbsentSubscriber]:
         """Return the absence of a trigger whose new values cannot be started; its stream is the old one until then."""
-        as_changed = msgspec.structs.replace(changed, stream=self._assigned[changed.id].trigger.stream)
-        absence = None if changed.task is not None else absence_of(as_changed, changed.hold)
+        absence = _absence_of_lost(msgspec.structs.replace(changed, stream=self._assigned[changed.id].trigger.stream))
         return [] if absence is None else [absence]
 
     def _absence(self, trigger_id: int) -> AbsentSubscriber | None:
         lost = self._unreadable.get(trigger_id)
-        if lost is None:
-            return self._assigned[trigger_id].absence
-        return None if lost.task is not None else absence_of(lost, lost.hold)
+        return self._assigned[trigger_id].absence if lost is None else _absence_of_lost(lost)
 
     def hold(self, trigger_id: int, hold: Hold) -> tuple[CancelTrigger, AbsentSubscriber | None] | None:
         """Hold a trigger; return the parts of a message to the runner, None if nothing changes.
@@ -496,3 +493,8 @@ class Assignments:
             self._ended_tasks[trigger_id] = task
             if len(self._ended_tasks) > ENDED_TASKS_MAX:
                 del self._ended_tasks[next(iter(self._ended_tasks))]
+
+
+def _absence_of_lost(lost: ClaimedTrigger) -> AbsentSubscriber | None:
+    """Return the absence of a trigger that cannot be started; the task of one fails, and nothing waits for it."""
+    return None if lost.task is not None else absence_of(lost, lost.hold)
