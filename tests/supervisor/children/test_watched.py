@@ -74,6 +74,18 @@ def test_a_descriptor_that_was_ready_in_the_turn_of_the_end_is_not_read_afterwar
         assert not selector.get_map()
 
 
+def test_a_process_that_the_kernel_cannot_end_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a device, and SIGKILL with it; the supervisor must leave all the same. Here it was not killed."""
+    (tmp_path / "goes_on.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr("headgate.supervisor.children.process.REAP_WAIT_S", 0.01)
+    child = ChildProcess("goes_on", (), {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert child.reap() == "it cannot be killed: it waits for a device"
+    monkeypatch.undo()
+    child.kill("the test is over")
+    assert child.reap() == "killed by SIGKILL (we did it: the test is over)"
+    child.close()
+
+
 def test_without_a_free_descriptor_the_group_of_a_dead_child_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_descriptor() -> list[int]:
         raise OSError(24, "Too many open files", "/proc")

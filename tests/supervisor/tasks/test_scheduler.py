@@ -17,7 +17,7 @@ from headgate.protocol.messages.rules import Rules, SignalRule
 from headgate.store.errors import DatabaseAway, LeaseLost
 from headgate.store.ids import Epoch
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.tasks.scheduler import ASK_INTERVAL_S, Scheduler
+from headgate.supervisor.tasks.scheduler import ASK_AGAIN_S, ASK_INTERVAL_S, LATE_S, Scheduler
 
 
 class Driven:
@@ -291,3 +291,36 @@ def test_a_dag_that_may_have_no_further_run_holds_up_nothing(open_store: OpenSto
     assert came["retry"] == pytest.approx(12, abs=0.5)
     assert came["timeout"] == pytest.approx(23, abs=0.5)
     assert len(query("SELECT r.id FROM dag_run r JOIN dag d ON d.id = r.dag_id WHERE d.name = 'other'")) == 2
+
+
+def test_what_is_due_comes_in_time_however_much_else_goes_on(open_store: OpenStore, query: Query) -> None:
+    """A supervisor that stores an outcome in each of its steps has runs to evaluate in each of them."""
+    clock = Clock()
+    run = Tasks(open_store(clock=clock), query, retries=1, retry_delay_s=2.0)
+    driven = Driven(run, clock)
+    driven.settle()
+    (task,) = run.dispatch()
+    ends.fail(run.store.tasks, run.epoch, task.id, task.token, "boom")
+    steps = 0
+    while run.state() is not S.SCHEDULED:
+        driven.scheduler.notify()
+        driven.scheduler.step(run.epoch, driven.now)
+        driven.advance(0.01)
+        steps += 1
+        assert steps < 1000
+    assert steps * 0.01 == pytest.approx(2.0, abs=6 * LATE_S)
+
+
+def test_a_query_that_was_late_is_repeated_after_the_others(driven: Driven) -> None:
+    """It saw nothing of what the more urgent duties do after it, as to start a task that has a timeout."""
+    driven.settle()
+    asked_at = driven.scheduler._asked_at
+    steps = 0
+    while driven.scheduler._asked_at == asked_at:
+        driven.advance(LATE_S / 2)
+        driven.scheduler.notify()
+        driven.scheduler.step(driven.run.epoch, driven.now)
+        steps += 1
+        assert steps < 100
+    driven.settle()
+    assert driven.scheduler.wake_at() == driven.now + ASK_AGAIN_S

@@ -276,15 +276,27 @@ def test_a_runner_that_does_not_wait_for_answers_is_stopped() -> None:
         intake.add_frame(1, StateChanges(ROUNDS_WAITING_MAX + 1))
 
 
-def test_rounds_of_runners_that_died_do_not_keep_out_a_report_of_the_core() -> None:
-    """While the database is away each may leave one; a trigger that cannot be read must not end the core (I9)."""
+def test_rounds_of_runners_that_died_keep_out_no_other() -> None:
+    """While the database is away each may leave some: neither a healthy runner nor the core may end for it (I9)."""
     intake = intake_of(ScriptedStore())
-    for incarnation in range(ROUNDS_WAITING_MAX):
-        intake.add_frame(incarnation + 1, StateChanges(1))
+    for incarnation in range(1, ROUNDS_WAITING_MAX + 2):
+        intake.add_frame(incarnation, StateChanges(1, (event(incarnation),)))
     intake.add_frame(0, StateChanges(0, finished=(FinishedTrigger(1, "", "failed", 0, error="no key fits"),)))
-    for _ in range(ROUNDS_WAITING_MAX + 1):
+    for _ in range(ROUNDS_WAITING_MAX + 2):
         assert intake.step(EPOCH, 0.0)
     assert intake.is_empty
+
+
+def test_heartbeats_of_runners_that_died_do_not_pile_up(store: ScriptedStore) -> None:
+    """A runner may die again and again for as long as the database is away."""
+    intake = intake_of(store)
+    intake.add_frame(1, StateChanges(1, (event(1),), more=True))
+    intake.add_frame(1, StateChanges(1))
+    for incarnation in range(2, 1000):
+        intake.add_frame(incarnation, StateChanges(1))
+    steps = iter(lambda: intake.step(EPOCH, 0.0), None)
+    assert [(stored.incarnation, stored.answer) for stored in steps] == [(1, None), (999, StateSync(1))]
+    assert len(store.stored) == 1
 
 
 @given(

@@ -21,10 +21,13 @@ from typing import Any
 
 import msgspec
 import psutil
+import structlog
 
 from headgate.protocol.black_box import BOX_BYTES, Record, read_record
 from headgate.supervisor.children.isolation import RunAs
 from headgate.supervisor.config import Settings
+
+log = structlog.get_logger(__name__)
 
 # Variables that a program needs to find files, speak the user's language and trust certificates.
 ENVIRONMENT_ALLOWED = (
@@ -61,7 +64,7 @@ SESSION_LOOKS_MAX = 10  # for processes left in a session: one that forks as fas
 # Signals that users and systems send to a process (the kernel too, if memory is short): unlike the others, they are no
 # evidence against the code that it executed.
 SENT_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time
+REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time, or waits for a device that is stuck
 
 
 def scrub(environ: Mapping[str, str], *, passed: Iterable[str], secrets: Iterable[str]) -> dict[str, str]:
@@ -271,11 +274,18 @@ class ChildProcess:
             return None
 
     def reap(self) -> str:
-        """Collect the process, whose end has been signalled; return how it died, in one sentence."""
+        """Collect the process, whose end has been signalled; return how it died, in one sentence.
+
+        The kernel may not be able to end it, while it waits for a disk or a network drive: then it is left behind.
+        """
         # Processes that it had started die with it: none may go on beside its successor. They are killed before it is
         # collected: its pid is the id of the session, and could be another's afterwards.
         kill_rest_of_session(self.pid)
-        self.returncode = self._process.wait(REAP_WAIT_S)
+        try:
+            self.returncode = self._process.wait(REAP_WAIT_S)
+        except subprocess.TimeoutExpired:
+            log.error("a process cannot be killed, it is left behind", pid=self.pid, waited_s=REAP_WAIT_S)
+            return "it cannot be killed: it waits for a device"
         self.last_record = None if self._box is None else self._box.read()
         return explain_death(self.returncode, self._killed_because, self._last_lines)
 

@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 ASK_INTERVAL_S = 5.0  # between two queries for due duties without a notification, because one may get lost
 ASK_AGAIN_S = 0.1  # the same while there is one notification after the other
+LATE_S = 0.1  # a duty that has been due for so long goes before those that are more urgent
 PASSED_OVER_WAIT_S = 0.02  # before rows locked by another process are tried again: its transaction takes milliseconds
 
 
@@ -72,11 +73,15 @@ def note_scheduled(figures: Figures, done: SchedulerStep) -> None:
 
 
 class Duty:
-    """One kind of work of the scheduler; ``due_at`` is infinity if there is none to do."""
+    """One kind of work of the scheduler; ``due_at`` is infinity if there is none to do.
+
+    ``seen_due_at`` is the time at which it was first found due and not run.
+    """
 
     def __init__(self, run: Callable[[Epoch, float], SchedulerStep]) -> None:
         self.run = run
         self.due_at = math.inf
+        self.seen_due_at = math.inf
 
     def require(self, at: float) -> None:
         """Make it due at this time, unless it is due earlier already."""
@@ -148,8 +153,8 @@ class Scheduler:
         """Run the most urgent due duty, if any. Raises `LeaseLost` if another supervisor has fenced ``epoch``."""
         if now < self.wake_at():
             return NOTHING_DONE
-        duty = next(duty for duty in self._duties if duty.due_at <= now)
-        duty.due_at = math.inf
+        duty = self._next_duty(now)
+        duty.due_at = duty.seen_due_at = math.inf
         try:
             result = duty.run(epoch, now)
         except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows would be a bug of ours
@@ -165,6 +170,18 @@ class Scheduler:
             instances = max(result.instances, 1)
             result = msgspec.structs.replace(result, may_dispatch=True, may_have_taken=True, instances=instances)
         return result
+
+    def _next_duty(self, now: float) -> Duty:
+        """Return the most urgent due duty, or the one that has been late for longest.
+
+        A supervisor that stores one outcome after the other has runs to evaluate in each of its steps; retries,
+        timeouts and dates, and the query that finds them, must not wait for the end of it.
+        """
+        due = [duty for duty in self._duties if duty.due_at <= now]
+        for duty in due:
+            duty.seen_due_at = min(duty.seen_due_at, now)
+        latest = min(due, key=lambda duty: duty.seen_due_at)
+        return latest if now - latest.seen_due_at >= LATE_S else due[0]
 
     # --- duties ----------------------------------------------------------------------------------
 
@@ -274,7 +291,9 @@ class Scheduler:
     def _ask(self, epoch: Epoch, now: float) -> SchedulerStep:
         due = self._store.scheduling.next_due(epoch)
         self._asked_at = now
-        self._query.due_at = now + ASK_INTERVAL_S
+        others_are_due = any(duty.due_at <= now for duty in self._duties)
+        # It does not know when that becomes due which the others are about to do.
+        self._query.due_at = now + (ASK_AGAIN_S if others_are_due else ASK_INTERVAL_S)
         self.deadline_at = math.inf if due.deadline_in_s is None else now + due.deadline_in_s
         for duty, is_due in (
             (self._evaluation, due.has_dirty),

@@ -46,8 +46,9 @@ from headgate.supervisor.slice_size import SliceSize
 
 log = structlog.get_logger(__name__)
 
-# A runner waits for the answer to its round before it sends the next one. Rounds of earlier incarnations may still
-# wait for the database, so a few more may be queued; a peer that sends more is broken.
+# A runner waits for the answer to its round before it sends the next one: one that has sent so many is broken. What
+# earlier incarnations have left waits beside them, and is no more than the last one with triggers has left: the next
+# gets its triggers only when that is stored.
 ROUNDS_WAITING_MAX = 16
 UNREADABLE_PER_SLICE_MAX = 100  # triggers that cannot be started, whose failures are stored in one transaction
 
@@ -169,7 +170,8 @@ class Intake:
         """Queue one frame of a round. Raises `RemoteProtocolError` if the runner does not wait for answers."""
         marks.reach("intake.round_read")
         if incarnation:  # the core itself, as 0, reports each trigger once
-            rounds = {(slice_.incarnation, slice_.round) for slice_ in self._waiting}
+            self._drop_empty_of_dead(incarnation)
+            rounds = {slice_.round for slice_ in self._waiting if slice_.incarnation == incarnation}
             if len(rounds) >= ROUNDS_WAITING_MAX:
                 raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
         self._waiting.append(
@@ -184,6 +186,10 @@ class Intake:
                 ends_round=not changes.more,
             )
         )
+
+    def _drop_empty_of_dead(self, incarnation: int) -> None:
+        """Drop the heartbeats of earlier incarnations: there is nothing to store, and nobody to answer."""
+        self._waiting = deque([one for one in self._waiting if len(one) or one.incarnation in {0, incarnation}])
 
     def is_waiting_for(self, incarnation: int) -> bool:
         """Whether a round of this incarnation is unanswered: its runner cannot be blamed for silence."""
