@@ -17,6 +17,7 @@ from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.messages.steps import Emitted, StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.store.errors import ValueRefused
 from headgate.store.scheduling.element_verbs import AHEAD_MAX
+from headgate.store.scheduling.planning import TASKS_PER_RUN_MAX
 from headgate.store.store import Store
 from headgate.store.tasks import elements
 from headgate.store.tasks.dispatch import TaskToRun
@@ -412,3 +413,27 @@ def test_a_source_that_ends_after_all_instances_lets_go_on_what_is_below(store: 
     assert maps.run_some(9) == [0]
     maps.end(source, StepSucceeded(emitted=Emitted(1, ())))
     assert (maps.own()["state"], task_states(store, maps.run)["total"]) == ("success", TaskState.SCHEDULED)
+
+
+def test_a_cleared_map_that_waits_for_its_values_is_not_looked_at_again(store: Store, query: Query) -> None:
+    """However many instances it has: its run is looked at when something happens, and holds up nobody meanwhile."""
+    maps = Emitting(store, query, spec={"window": 64})
+    source = maps.begin()
+    for first in range(0, TASKS_PER_RUN_MAX + 100, 200):
+        store.tasks.emit(maps.epoch, source.id, source.token, Emitted(first, values(*range(first, first + 200))))
+    maps.end(source, StepSucceeded())
+    maps.run_all()
+    done = store.tasks.clear_many(maps.run)
+    while done.left is not None:
+        done = store.tasks.clear_on(done.left)
+    for _ in range(20):
+        if not store.scheduling.plan(maps.epoch).evaluated:
+            break
+    else:
+        raise AssertionError("it is looked at again and again")
+    source = maps.begin()
+    store.tasks.emit(maps.epoch, source.id, source.token, Emitted(0, values(*range(3))))
+    maps.end(source, StepSucceeded())
+    maps.run_all()
+    assert len(maps.instances()) == 3, "those that have no value any more are removed"
+    assert maps.ended() == "success"

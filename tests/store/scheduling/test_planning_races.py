@@ -239,3 +239,16 @@ def test_a_change_while_the_dirty_runs_are_read_is_not_missed(
     monkeypatch.undo()
     race.one.scheduling.plan(race.epoch)
     assert race.states() == states
+
+
+def test_runs_that_are_left_do_not_hold_up_younger_ones(open_store: OpenStore, query: Query) -> None:
+    """As many as one evaluation takes may keep their flags, because rows of them are locked: it goes on behind them."""
+    run = Tasks(open_store(), query, tasks=(TaskSpec("a", "Op"),), max_active_runs=3)
+    store, epoch = run.store, run.epoch
+    store.scheduling.plan(epoch)
+    younger = store.tasks.create_run("etl", "younger")
+    query("UPDATE dag_run SET needs_look = true")
+    first = store.scheduling.plan(epoch, limit=1)
+    assert (first.evaluated, first.next_after) == (1, 0), "it is not left"
+    assert store.scheduling.plan(epoch, after=run.run, limit=1).evaluated == 1
+    assert query("SELECT started_at FROM dag_run WHERE id = :id", id=younger) != [{"started_at": None}]

@@ -80,7 +80,9 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, mapped: Collection[str], *, 
     again = [one.id for one in left if one.map_index < there.length]
     surplus = [one.id for one in left if one.map_index >= there.length] if there.is_complete else []
     begin, new = again[:room], list[TaskInstanceId]()
-    all_begin = len(left) < limit and len(begin) == len(again)
+    is_all = len(left) < limit
+    # They come in the order of their indexes: behind one that has no value yet, none has.
+    all_begin = len(begin) == len(again) and (is_all or len(again) < len(left))
     if all_begin:
         made = own.made
         to_make = range(made, min(made + min(room, limit) - len(begin), there.length))
@@ -90,8 +92,8 @@ def expand(tx: Tx, seen: RunStates, task: TaskSpec, mapped: Collection[str], *, 
             made = to_make.stop
         all_begin = made >= there.length
     removed = [dags.remove_task(tx, id_) for id_ in surplus]
-    if not (all_begin and there.is_complete and all(removed)):
-        return Expanded(begin, len(begin) >= room or (all_begin and all(removed)), frozenset(new))
+    if not (all_begin and there.is_complete and is_all and all(removed)):
+        return Expanded(begin, len(begin) >= room or (all_begin and not there.is_complete), frozenset(new))
     task_rows.apply(tx, row, "expanded" if there.length else "expanded_to_nothing")
     # If none begins now, all may have ended before: then nobody else has the run looked at again.
     return Expanded(begin, bool(begin), frozenset(new))

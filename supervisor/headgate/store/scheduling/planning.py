@@ -47,6 +47,9 @@ RUNS_MAX = 20  # evaluated in one transaction: it holds their locks, and the sta
 TASKS_PER_RUN_MAX = 500  # begun, or removed, in one transaction: some tens of milliseconds; its flag stays for the rest
 
 
+_FROM_FIRST = DagRunId(0)
+
+
 class Planned(msgspec.Struct, frozen=True):
     """Result of `plan`: the number of runs evaluated, of tasks that may be dispatched now, and the runs that ended.
 
@@ -55,7 +58,7 @@ class Planned(msgspec.Struct, frozen=True):
     because something has changed, there was too much to do at once, or a row was locked by another transaction; if
     nothing ``has_changed``, only that. ``has_more``: other runs may be dirty. ``unreadable``: the reason why a stored
     DAG cannot be read, by its name. ``instances`` of mapped tasks were made, or are to begin again. ``has_rules``:
-    signals may have to be held against rules.
+    signals may have to be held against rules. ``next_after``: the run behind which the next call begins.
     """
 
     evaluated: int = 0
@@ -70,15 +73,19 @@ class Planned(msgspec.Struct, frozen=True):
     unreadable: dict[str, str] = {}
     instances: int = 0
     has_rules: bool = False
+    next_after: DagRunId = _FROM_FIRST
 
 
 class PlanningVerbs(GraphVerbs):
     """The verb that evaluates runs."""
 
     @leased
-    def plan(self, tx: LeasedTx, *, limit: int = RUNS_MAX) -> Planned:
-        """Evaluate up to ``limit`` dirty runs, the oldest first: begin tasks and runs, skip tasks, end runs."""
-        rows = _DIRTY.run(tx, self.graphs.unreadable(tx), limit=limit).fetchall()
+    def plan(self, tx: LeasedTx, *, after: DagRunId = _FROM_FIRST, limit: int = RUNS_MAX) -> Planned:
+        """Evaluate up to ``limit`` dirty runs, the oldest first: begin tasks and runs, skip tasks, end runs.
+
+        Only runs behind the run ``after``: those that had to be left do not hold up all that are younger.
+        """
+        rows = _DIRTY.run(tx, self.graphs.unreadable(tx), after=after, limit=limit).fetchall()
         terms = _TERMS.run_each(tx.connection, [{"of_id": row[0]} for row in rows])
         evaluation = _Evaluation(tx, self.graphs)
         left = 0
@@ -97,7 +104,7 @@ class PlanningVerbs(GraphVerbs):
         if evaluation.scheduled or evaluation.in_triggers:
             tx.notify()
         # Runs that were begun are dirty, unless they were among these rows; unreadable ones are left out the next time.
-        has_more = len(rows) == limit or evaluation.has_begun_runs or bool(unreadable)
+        has_more = len(rows) == limit or evaluation.has_begun_runs or bool(unreadable) or after != _FROM_FIRST
         return Planned(
             evaluated=len(rows),
             scheduled=evaluation.scheduled,
@@ -111,6 +118,7 @@ class PlanningVerbs(GraphVerbs):
             unreadable=unreadable,
             instances=evaluation.instances,
             has_rules=evaluation.has_rules,
+            next_after=rows[-1][0] if left and len(rows) == limit else _FROM_FIRST,
         )
 
 
@@ -138,7 +146,7 @@ _DIRTY = ReadableOnly(
     lambda readable: (
         select(dag_run.c.id, dag_run.c.dag_id, dag_run.c.started_at, dag_run.c.ended_at, dag_run.c.is_ending)
         .join(dag)
-        .where(text("dag_run.needs_look"), readable)
+        .where(text("dag_run.needs_look"), dag_run.c.id > bindparam("after"), readable)
         .order_by(dag_run.c.id)
         .limit(bindparam("limit", type_=Integer()))
         .with_for_update(skip_locked=True, key_share=True, of=dag_run)

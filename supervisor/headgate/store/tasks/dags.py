@@ -360,6 +360,12 @@ def end_run(tx: Tx, run: DagRunId, state: RunEnd) -> Literal["ended", "goes on",
     return "ended"
 
 
+def has_ended(tx: Tx, run: DagRunId) -> bool:
+    """Whether a run has ended, and was not cleared since."""
+    of_run = select(dag_run.c.ended_at).where(dag_run.c.id == run)
+    return tx.connection.execute(of_run).scalar_one_or_none() is not None
+
+
 def begin_end(tx: Tx, run: DagRunId) -> bool:
     """Have signals start nothing more in a run, and stop its endless tasks; return False if it has ended.
 

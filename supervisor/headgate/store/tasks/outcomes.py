@@ -22,6 +22,7 @@ from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.protocol.messages.signals import SentSignal
 from headgate.protocol.messages.steps import (
     Appended,
+    Emitted,
     StepDeferred,
     StepFailed,
     StepHandled,
@@ -168,6 +169,11 @@ class OutcomeVerbs(Verbs):
         # In the order of their ids, as all that lock several tasks do, so that no two of them wait for each other.
         every = sorted(ends, key=lambda end: end.id)
         in_order = [end for end in every if not isinstance(end.outcome, NotBegun)]
+        if any(_emitted_by(end) for end in in_order):
+            # Those that have emitted are written to first, those with streams next, and these a slice of another
+            # supervisor locks.
+            for end in in_order:
+                task_rows.locked(tx, end.id)
         _store_elements(tx, in_order)
         # Those with streams first, because a slice of another supervisor may wait for these tasks while they run.
         new_states: dict[str, TaskState | None] = {**_go_on_with_streams(tx, in_order)}
@@ -238,12 +244,15 @@ class OutcomeVerbs(Verbs):
 def _store_elements(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
     """Store what steps have emitted whose tasks are still theirs; their rows are locked from here on."""
     for end in ends:
-        emitted = None if isinstance(end.outcome, WorkerLost | NotBegun) else end.outcome.emitted
-        if emitted is None:
+        if (emitted := _emitted_by(end)) is None:
             continue
         task = task_rows.locked(tx, end.id, token=end.token, state=TaskState.RUNNING)
         if task is not None:
             elements.store(tx, task, emitted, is_end=isinstance(end.outcome, StepSucceeded | StepSkipped))
+
+
+def _emitted_by(end: StepEnd) -> Emitted | None:
+    return None if isinstance(end.outcome, WorkerLost | NotBegun) else end.outcome.emitted
 
 
 def _append(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:

@@ -187,7 +187,7 @@ class UserActionVerbs(Verbs):
             _release(tx, run, seen.mapped)
         acts.cancelled(tx, run, tasks)
         _mark_runs(tx, run)
-        is_ended = ended.is_ended and dags.end_run(tx, run, "failed") == "ended"
+        is_ended = ended.is_ended and (dags.has_ended(tx, run) or dags.end_run(tx, run, "failed") == "ended")
         return Ended(tasks, is_ended, is_busy=ended.is_busy or (ended.is_ended and not is_ended))
 
 

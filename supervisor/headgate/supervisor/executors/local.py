@@ -147,7 +147,7 @@ class LocalExecutor:
         for given in self._waiting:
             if given.step.token == token:
                 self._waiting.remove(given)
-                self._events.append(StepLost(token, text))
+                self._events.append(StepReturned(token))
                 return
         member = self._running.get(token)
         if member is None:
@@ -380,7 +380,14 @@ class LocalExecutor:
             del self._running[token]
             member.endings.pop(token, None)
             self._events.append(StepReturned(token))
-        if member.recalls or member.step is None:
+        if member.recalls:
+            return
+        if member.step is None:
+            # One of these was thought to have begun, as the one before it had ended meanwhile: its limits are over.
+            member.load_text = ""
+            if not member.is_leaving:
+                member.worker.spare()
+            self._retire_if_old(member)
             return
         if member.ending is not None:
             self._end_first(member, member.endings.pop(member.step.token))

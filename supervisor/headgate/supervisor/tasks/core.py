@@ -27,7 +27,7 @@ from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dispatch import TaskToRun
 from headgate.store.tasks.outcomes import HEALTHY_S, StepEnd, WorkerLost
 from headgate.supervisor.backoff import DatabaseRetry
-from headgate.supervisor.executors.base import Executor, ExecutorEvent, StepLost, StepQuery
+from headgate.supervisor.executors.base import EndReason, Executor, ExecutorEvent, StepLost, StepQuery
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.metrics import catalogue
 from headgate.supervisor.metrics.figures import Figures
@@ -55,7 +55,7 @@ class _Running(msgspec.Struct):
 
     task: TaskToRun
     ends_at: float  # when its execution_timeout is over; infinity for none
-    is_ending: bool = False
+    ending: EndReason | None = None  # why it is ended, if it is
     is_shut_down: bool = False  # it is ended because its supervisor leaves
 
 
@@ -160,7 +160,7 @@ class TaskCore:
         elif not self._is_draining:
             asks += [self._dispatch_at] if self._places().most else []
             asks += [self._endless_at] if self._executor.endless_room() else []
-        late = min((run.ends_at for run in self._running.values() if not run.is_ending), default=math.inf)
+        late = min((run.ends_at for run in self._running.values() if run.ending is None), default=math.inf)
         return min(late, self._executor.wake_at(), max(min(asks), self._retry.at))
 
     def take_handled(self) -> dict[TriggerId, int]:
@@ -183,15 +183,15 @@ class TaskCore:
         """
         self._is_draining = True
         for token, run in self._running.items():
-            if run.task.is_endless and not run.is_ending:
-                run.is_ending = run.is_shut_down = True
+            if run.task.is_endless and run.ending is None:
+                run.ending, run.is_shut_down = "lost", True
                 self._executor.end(token, "lost", "its supervisor was asked to stop")
         return self._executor.drain(now) and not self._reports
 
     def end_all(self, reason: str) -> None:
         """End all steps that still run: their tries fail, with this reason."""
         for token, run in self._running.items():
-            run.is_ending = run.is_shut_down = True
+            run.ending, run.is_shut_down = run.ending or "lost", True
             self._executor.end(token, "lost", reason)
 
     def abandon(self) -> None:
@@ -238,8 +238,8 @@ class TaskCore:
 
     def _end_late_steps(self, now: float) -> None:
         for token, run in self._running.items():
-            if now >= run.ends_at and not run.is_ending:
-                run.is_ending = True
+            if now >= run.ends_at and run.ending is None:
+                run.ending = "timeout"
                 self._executor.end(token, "timeout", EXECUTION_TIMEOUT_OVER)
 
     def _check_running(self, epoch: Epoch, now: float) -> None:
@@ -250,8 +250,9 @@ class TaskCore:
             return
         owned = {task.token: task.state for task in self._store.owned(epoch)}
         for token, run in self._running.items():
-            if not run.is_ending and owned.get(token) is not TaskState.RUNNING:
-                run.is_ending = True
+            # Also one whose time is over, or that is to leave: a user's action calls its on_kill() (I14).
+            if run.ending != "user" and owned.get(token) is not TaskState.RUNNING:
+                run.ending = "user"
                 self._logs.say(run.task.name, "warning", f"{TAKEN_AWAY}: its worker is ended")
                 self._executor.end(token, "user", TAKEN_AWAY)
         self._look_at = now + self._times.look_s

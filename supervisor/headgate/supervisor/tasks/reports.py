@@ -32,7 +32,7 @@ from headgate.store.ids import Epoch, TriggerId
 from headgate.store.signals import sending
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dispatch import TaskToRun
-from headgate.store.tasks.outcomes import NotBegun, StepEnd
+from headgate.store.tasks.outcomes import NotBegun
 from headgate.supervisor.executors.base import ExecutorEvent, StepQuery
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.metrics import catalogue
@@ -222,7 +222,8 @@ class Reports:
 
     def _store_refused(self, epoch: Epoch, end: End, refused: ValueRefused | RowsRefused) -> None:
         """Fail a task with the error for which its outcome cannot be stored; it keeps none of its XComs."""
-        (state,) = self._store.store_ends(epoch, [StepEnd(end.task.id, end.task.token, StepFailed(str(refused)))])
+        failed = step_end_of(end._replace(outcome=StepFailed(str(refused))))
+        (state,) = self._store.store_ends(epoch, [failed], healthy_s=self._healthy_s)
         self._figures.add(catalogue.STEPS_ENDED, "failed")
         self._stored.has_changed_triggers |= end.task.stream is not None
         self._log_end(end.task, state, "the outcome cannot be stored", {"error": str(refused)})

@@ -123,6 +123,7 @@ class Scheduler:
         )
         self._query.due_at = 0.0
         self._asked_at = -math.inf
+        self._planned_to = DagRunId(0)  # the run behind which the next evaluation begins
         self._was_in_vain = False  # duties were due, but running them changed nothing
         self._is_in_doubt = False  # nobody knows whether the last one was committed
         self.deadline_at = math.inf  # the first execution timeout among the epoch's own running tasks
@@ -186,10 +187,11 @@ class Scheduler:
     # --- duties ----------------------------------------------------------------------------------
 
     def _evaluate_runs(self, epoch: Epoch, now: float) -> SchedulerStep:
-        planned = self._store.scheduling.plan(epoch)
+        planned = self._store.scheduling.plan(epoch, after=self._planned_to)
+        self._planned_to = planned.next_after
         if planned.instances:
             marks.reach("maps.committed")
-        if planned.evaluated:
+        if planned.evaluated or planned.has_more:
             in_vain = planned.left == planned.evaluated and not planned.has_changed
             if in_vain:
                 self._evaluation.due_at = now + PASSED_OVER_WAIT_S
