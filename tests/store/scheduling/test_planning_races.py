@@ -241,14 +241,19 @@ def test_a_change_while_the_dirty_runs_are_read_is_not_missed(
     assert race.states() == states
 
 
-def test_runs_that_are_left_do_not_hold_up_younger_ones(open_store: OpenStore, query: Query) -> None:
+def test_runs_that_are_left_do_not_hold_up_younger_ones(race: Planning) -> None:
     """As many as one evaluation takes may keep their flags, because rows of them are locked: it goes on behind them."""
-    run = Tasks(open_store(), query, tasks=(TaskSpec("a", "Op"),), max_active_runs=3)
-    store, epoch = run.store, run.epoch
-    store.scheduling.plan(epoch)
-    younger = store.tasks.create_run("etl", "younger")
-    query("UPDATE dag_run SET needs_look = true")
-    first = store.scheduling.plan(epoch, limit=1)
-    assert (first.evaluated, first.next_after) == (1, 0), "it is not left"
-    assert store.scheduling.plan(epoch, after=run.run, limit=1).evaluated == 1
-    assert query("SELECT started_at FROM dag_run WHERE id = :id", id=younger) != [{"started_at": None}]
+    store = race.one
+    store.tasks.mark(race.first, "success")
+    younger = store.tasks.create_run("chain", "r2")
+    with psycopg.connect(race.url) as other:
+        second = instance_of(store, race.chain, "b")
+        other.execute("SELECT id FROM task_instance WHERE id = %s FOR UPDATE", (second,))
+        left = store.scheduling.plan(race.epoch, limit=1)
+        assert (left.left, left.has_more, left.next_after) == (1, True, race.chain)
+        behind = store.scheduling.plan(race.epoch, after=left.next_after, limit=9)
+        assert (behind.evaluated, behind.next_after) == (1, 0)
+        assert behind.has_more, "those that were left come again"
+        assert store.inspect.run("chain", "r2").line.started_at is not None
+    assert younger is not None
+    assert store.scheduling.plan(race.epoch).scheduled == 1

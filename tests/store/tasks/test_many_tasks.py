@@ -162,7 +162,8 @@ def test_a_cancel_again_changes_nothing(ended: Tasks) -> None:
 
     answer = ended.store.tasks.cancel_run(ended.run)
 
-    assert (answer.tasks, answer.is_ended) == (0, False)
+    assert (answer.tasks, answer.is_ended) == (0, True)
+    assert not answer.is_busy
     assert states(ended) == before
 
 

@@ -232,6 +232,21 @@ def test_a_late_outcome_of_a_cleared_task_changes_nothing(scene: Scene) -> None:
     assert scene.tasks.store.tasks.pull_xcom(scene.tasks.run, "a", "return_value") is None
 
 
+def test_a_user_who_ends_a_task_over_its_time_has_its_on_kill_called(store: Store, query: Query) -> None:
+    """The step takes its grace, and I14 holds for it as for any other."""
+    scene = Scene(store, query, execution_timeout_s=30.0)
+    told: list[str] = []
+    scene.executor.end = lambda token, why, text: told.append(why)  # type: ignore[method-assign]
+    scene.step(1.0)
+    scene.step(31.5)
+    assert told == ["timeout"]
+    clear(store, scene.tasks.run, "a")
+    for now in (32.0, 60.0, 90.0):
+        scene.core.notify()
+        scene.step(now)
+    assert told == ["timeout", "user"]
+
+
 def test_a_task_over_its_execution_timeout_is_ended(store: Store, query: Query) -> None:
     scene = Scene(store, query, execution_timeout_s=30.0)
     token = scene.begin()

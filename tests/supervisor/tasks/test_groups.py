@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,9 @@ from headgate.protocol import marks
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.queries import CreateRun, GetXCom, GetXComs
 from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
+from headgate.store.ids import Epoch
 from headgate.store.store import Store
+from headgate.store.tasks.outcomes import StepEnd
 from headgate.supervisor.executors.base import StepQuery
 from headgate.supervisor.tasks import reports
 
@@ -72,6 +75,24 @@ def test_what_cannot_be_stored_fails_alone(scene: Scene, bad: StepOutcome, of: t
     assert scene.logs.events().count("the outcome cannot be stored") == len(of)
     assert scene.logs.events().count("succeeded") == len(NAMES) - len(of)
     assert not scene.core._reports
+
+
+def test_the_events_of_a_step_whose_outcome_is_refused_are_left(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler may emit what is refused for one event of many: it is searched for as for any other failure."""
+    told: list[StepEnd] = []
+    store_ends = scene.tasks.store.tasks.store_ends
+
+    def noted(epoch: Epoch, ends: Sequence[StepEnd], **more: Any) -> Any:
+        told.extend(ends)
+        return store_ends(epoch, ends, **more)
+
+    monkeypatch.setattr(scene.tasks.store.tasks, "store_ends", noted)
+    monkeypatch.setattr("headgate.supervisor.tasks.steps._events_of", lambda task: ("its events",))
+    finish(scene, e=TOO_BIG)
+    for _ in range(len(NAMES)):
+        scene.step(1.0)
+    (failed,) = [end for end in told if isinstance(end.outcome, StepFailed)]
+    assert failed.events == ("its events",)
 
 
 def test_one_bad_outcome_costs_no_more_transactions_than_halving_takes(

@@ -74,8 +74,8 @@ def test_a_run_is_looked_at_once_for_each_thing_that_happens_to_it(
     scheduled: list[int] = []
     plan = run.store.scheduling.plan
 
-    def noted(epoch: Epoch) -> Any:
-        planned = plan(epoch)
+    def noted(epoch: Epoch, **after: Any) -> Any:
+        planned = plan(epoch, **after)
         scheduled.append(planned.scheduled)
         return planned
 
@@ -204,8 +204,8 @@ def test_what_a_commit_that_nobody_heard_of_has_done_is_told_with_the_next_one(
 ) -> None:
     plan = driven.run.store.scheduling.plan
 
-    def plan_and_fail(epoch: Epoch) -> None:
-        plan(epoch)
+    def plan_and_fail(epoch: Epoch, **after: Any) -> None:
+        plan(epoch, **after)
         raise DatabaseAway("db", "it went away behind the commit")
 
     with monkeypatch.context() as patched:

@@ -9,7 +9,6 @@ from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
     Select,
-    True_,
     and_,
     bindparam,
     exists,
@@ -99,9 +98,14 @@ _HAS_ROOM = (
 
 def _due(readable: ColumnElement[bool]) -> CompoundSelect[Any]:
     """Return the statement; only dates of ``readable`` DAGs, and of their runs, count."""
-    of_tasks: tuple[Column, ...] = ()
-    if not isinstance(readable, True_):
-        of_tasks = (_C.dag_run_id.in_(select(dag_run.c.id).join(dag).where(readable)),)
+    retry_at = (
+        select(_C.retry_at)
+        .select_from(task_instance.join(dag_run).join(dag))
+        .where(_C.retry_at.is_not(None), _OPEN_DAG, readable)
+        .order_by(_C.retry_at)
+        .limit(1)
+        .scalar_subquery()
+    )
     next_run_at = (
         select(dag.c.next_run_at)
         .where(dag.c.next_run_at.is_not(None), _OPEN_DAG, _HAS_ROOM, readable)
@@ -111,7 +115,7 @@ def _due(readable: ColumnElement[bool]) -> CompoundSelect[Any]:
     )
     return union_all(
         _row("now", DatabaseNow()),
-        _row("retry", func.min(_C.retry_at)).where(_C.retry_at.is_not(None), *of_tasks),
+        _row("retry", retry_at),
         _row("timeout", func.min(_C.trigger_timeout)).where(is_in(TaskState.DEFERRED)),
         _row("stream", func.min(task_stream.c.due_at)).where(task_stream.c.due_at.is_not(None)),
         _row("tick", func.min(signal_wait.c.due_at)).where(signal_wait.c.due_at.is_not(None)),

@@ -136,7 +136,7 @@ class DispatchVerbs(GraphVerbs):
         """Begin the next try of up to ``limit`` tasks whose retry delay is over, by the database's clock; return them.
 
         XComs of the earlier try are deleted. A task that begins in its trigger is deferred at once. Tasks of DAGs that
-        this version cannot read wait for a supervisor that can.
+        are paused, or gone, wait; those of DAGs that this version cannot read wait for a supervisor that can.
         """
         rows = _RETRY_DUE.run(tx, self.graphs.unreadable(tx), now=bound(tx.connection, tx.now), limit=limit).fetchall()
         due = [task for task in map(_DueTask._make, rows) if self.graphs.is_readable(tx, task.dag_row, task.spec_hash)]
@@ -240,6 +240,7 @@ _RETRY_DUE = ReadableOnly(
         select(_C.id, _C.task_id, dag.c.id, dag.c.spec_hash)
         .select_from(task_instance.join(dag_run).join(dag))
         .where(task_rows.is_in(TaskState.UP_FOR_RETRY), _C.retry_at <= bindparam("now", type_=UtcDateTime()), readable)
+        .where(dag.c.is_paused.is_(False), dag.c.removed_at.is_(None))
         .order_by(_C.retry_at, _C.id)
         .limit(bindparam("limit", type_=Integer()))
     )

@@ -147,7 +147,7 @@ class LocalExecutor:
         for given in self._waiting:
             if given.step.token == token:
                 self._waiting.remove(given)
-                self._events.append(StepReturned(token))
+                self._events.append(StepReturned(token) if why == "lost" else StepLost(token, text))
                 return
         member = self._running.get(token)
         if member is None:
