@@ -277,3 +277,31 @@ async def test_a_subscriber_that_is_failed_by_its_stream_is_waited_for_as_well(a
         assert streams.statistics().groups == 1
         join(streams, broker, 1)
         assert broker.opened == 1
+
+
+async def test_nothing_is_broadcast_without_one_that_leaves_again(autojump_clock: trio.testing.MockClock) -> None:
+    """Both had left, and the stream waits for what they had derived before; then one leaves for a second time (I1)."""
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        a, b = join(streams, broker, 1), join(streams, broker, 2)
+        broker.send(1)
+        assert (await anext(a), await anext(b)) == (1, 1)
+        seq = streams.bind_pending_event(trigger_id=1, key="k")
+        async with trio.open_nursery() as nursery:  # both go on to the next message
+            nursery.start_soon(anext, a)
+            nursery.start_soon(anext, b)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        await fail(streams, 1)
+        await fail(streams, 2)
+        broker.send(2)
+        await wait_all_tasks_blocked()
+        join(streams, broker, 1)
+        b = join(streams, broker, 2)
+        await wait_all_tasks_blocked()
+        await fail(streams, 1)
+        streams.confirm_persisted([seq])
+        await wait_all_tasks_blocked()
+        assert streams.statistics().queued_events == 0
+        a = join(streams, broker, 1)
+        assert (await anext(a), await anext(b)) == (2, 2)

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from headgate.triggers.base import TriggerEvent
-from headgate.triggers.file import FileTrigger
+from headgate.triggers.file import FileTrigger, _find
 
 
 async def fire(trigger: FileTrigger) -> list[TriggerEvent]:
@@ -110,3 +110,11 @@ def test_a_file_trigger_is_restored_equal(tmp_path: Path) -> None:
     assert classpath == "headgate.triggers.file.FileTrigger"
     assert kwargs == {"path": str(tmp_path), "poke_interval_s": 2.5}
     assert FileTrigger(**kwargs).serialize() == (classpath, kwargs)
+
+
+def test_a_link_to_nothing_does_not_hide_the_files_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").symlink_to(tmp_path / "missing")
+    (tmp_path / "b.csv").write_text("x")
+    found = _find(str(tmp_path / "*.csv"))
+    assert found is not None
+    assert found.path == str(tmp_path / "b.csv")

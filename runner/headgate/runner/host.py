@@ -432,6 +432,8 @@ class Host:
         if ending.outcome == "failed":
             # It is restarted soon; until then the other subscribers wait, because it would miss their events.
             self._streams.expect_rejoin(trigger_id=run.spec.trigger_id, key=run.key)
+        elif ending.outcome == "returned":  # its stream may have failed, and it was expected to join the next one
+            self._streams.cancel_rejoin(trigger_id=run.spec.trigger_id)
         self._watch_rest(run, STREAM_END_S)
         try:
             await self._streams.unsubscribe(run.spec.trigger_id, run.key, cut_short=not ending.is_done)
@@ -478,17 +480,9 @@ class Host:
             event = "a trigger failed" if ending.outcome != "returned" else "a trigger failed after its last event"
             message = {} if ending.message_key is None else {"message_key": ending.message_key}
             level(event, error=text, traceback=trace, outcome=ending.outcome, **message, **SpecNames(spec))
+        of_run = (spec.trigger_id, spec.trigger_run_id, ending.outcome, events)
         self._outbox.enqueue(
-            FinishedTrigger(
-                trigger_id=spec.trigger_id,
-                trigger_run_id=spec.trigger_run_id,
-                outcome=ending.outcome,
-                events=events,
-                error=text,
-                traceback=trace,
-                reason=ending.reason,
-                message_key=ending.message_key,
-            )
+            FinishedTrigger(*of_run, error=text, traceback=trace, reason=ending.reason, message_key=ending.message_key)
         )
 
 

@@ -156,6 +156,8 @@ def check_event(run: TriggerRun, event: object) -> tuple[TriggerEvent, EventKind
     kind = EVENT_KINDS.get(event.kind)
     if kind is None:  # a subclass of the author's may have changed it
         raise NotATriggerEvent(f"{run.spec.classpath} yielded an event of kind {event.kind!r}")
+    if type(event.is_last) is not bool:
+        raise NotATriggerEvent(f"{run.spec.classpath} yielded an event whose is_last is no bool")
     return event, kind
 
 

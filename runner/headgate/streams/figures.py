@@ -163,7 +163,7 @@ class StreamRecords:
 
 def progress_of(producer: SharedStreamProducer | None) -> tuple[LaneProgress, ...]:
     """Return what the producer says of its lanes, if it is well-formed."""
-    with suppress(Exception):
+    with suppress(BaseException):  # these await nothing, so it is no cancellation
         lanes = () if producer is None else tuple(producer.progress()[:LANES_TOLD_MAX])
         if all(map(checks.is_progress, lanes)):
             return lanes
@@ -180,7 +180,7 @@ def _fitting(streams: Iterable[StreamFigures]) -> Iterator[StreamFigures]:
 
 def trouble_of(producer: SharedStreamProducer | None) -> str | None:
     """Return why the producer has no connection, if it says so in a text that can be told."""
-    with suppress(Exception):
+    with suppress(BaseException):
         trouble = None if producer is None else producer.known_trouble()
         return None if trouble is None else storable(str(trouble))[:STREAM_ERROR_CHARS_MAX] or "it does not say why"
     return None
@@ -188,7 +188,7 @@ def trouble_of(producer: SharedStreamProducer | None) -> str | None:
 
 def _lag_of(producer: SharedStreamProducer | None) -> Lag | None:
     """Return what the producer says, if it is a number: what an author's code raises or returns harms nothing."""
-    with suppress(Exception):
+    with suppress(BaseException):
         lag = None if producer is None else producer.known_lag()
         if lag is not None and lag.unit in ("messages", "bytes"):
             unit: LagUnit = "bytes" if lag.unit == "bytes" else "messages"  # and no object of the author's

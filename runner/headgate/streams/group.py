@@ -148,9 +148,8 @@ class Group:
     def go_on_or_end(self) -> None:
         """Let the poll check again whether it may continue; end the group if nobody is online, nor waited for.
 
-        If one is waited for, the group ends after `DESERTED_S_MAX`.
-        A new connection costs a delivery of each message that was handed out, of which many brokers count few. On the
-        fast path there is none, and a stream begins as its author has it begin.
+        If one is waited for, the group ends after `DESERTED_S_MAX`: a new connection costs a delivery of each message
+        that was handed out. On the fast path there is none, and a stream begins as its author has it begin.
         """
         self._room.unpark_all()
         if not self._online and (self._ledger is None or not self._settings.absent.of(self.key)):
@@ -315,11 +314,13 @@ class Group:
             except StopAsyncIteration:
                 raise RuntimeError("the stream returned; it must yield for ever, or raise") from None
             failed = self.record.failed
-            # Wait for absent subscribers. This follows the pull, which may have begun before they left.
-            while self._settings.absent.of(self.key):
-                await self._room.park()
-            if self._deserted_since is not None and await self._has_failed(failed):
-                self._enter(item, [])  # nobody has accepted it: it comes again, behind what is before it in its lane
+            # Wait for absent subscribers: some may have left since the pull began, or leave again meanwhile.
+            while self._settings.absent.of(self.key) or self._deserted_since is not None:
+                if self._settings.absent.of(self.key):
+                    await self._room.park()
+                elif await self._has_failed(failed):
+                    self._enter(item, [])  # nobody has accepted it: it comes again, behind what is before it
+                    break
             else:
                 self._broadcast(item)
 

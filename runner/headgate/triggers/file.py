@@ -72,8 +72,8 @@ def _find(pattern: str) -> _Found | None:
     """Return the file at the path, or the first by name that matches it as a pattern. Blocks."""
     found = _stat(pattern)
     if found is None and glob.has_magic(pattern):
-        first = min(glob.iglob(pattern, recursive=True), default=None)
-        return None if first is None else _stat(first)
+        # The first may be a link to nothing, or be gone by now.
+        return next(filter(None, map(_stat, sorted(glob.iglob(pattern, recursive=True)))), None)
     return found
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
 import pytest
 import trio
 from tests.runner.authors import publish
-from tests.runner.host.stream_rig import Rig, Watcher, hosting
+from tests.runner.host.stream_rig import Broker, Rig, Watcher, hosting
 from trio.testing import MockClock
 
 from headgate.protocol.messages.runner import AbsentSubscriber, CancelReason, CancelTrigger, TriggerSpec
 from headgate.protocol.values import encode_value
 from headgate.streams.identity import identify
+from headgate.triggers.base import TriggerEvent
 
 STREAM = identify("stream")
 
@@ -119,3 +124,36 @@ async def test_a_trigger_that_is_held_while_it_runs_misses_nothing(autojump_cloc
         assert rig.events == []
         await start(rig, spec_of(Fine, 1))
         assert {event.trigger_id for event in rig.events} == {1, 2}
+
+
+async def test_a_trigger_that_returns_after_its_stream_has_failed_is_waited_for_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    """The supervisor starts it no more, and has nothing to say of it."""
+
+    class Failing(Broker):
+        async def open_stream(self) -> AsyncIterator[tuple[object, object]]:
+            async for message in self._messages.clone():
+                if message == 99:
+                    raise ConnectionError("gone")
+                yield message, message
+
+    class OneShot(Fine):
+        async def filter_shared_stream(self, shared_stream: Any) -> AsyncIterator[TriggerEvent]:
+            async for message in shared_stream:
+                await trio.sleep(1)
+                if message == 2:
+                    yield TriggerEvent(message)
+
+    async with hosting() as rig:
+        rig.broker = Watcher.broker = Failing()
+        await start(rig, msgspec.structs.replace(spec_of(OneShot, 1), takes_one_event=True), spec_of(Fine, 2))
+        await rig.publish(1, 2, 99)
+        await trio.sleep(10)
+        await rig.settle()
+        assert {end.trigger_id: end.outcome for end in rig.finished} == {1: "returned", 2: "failed"}
+        await start(rig, spec_of(Fine, 2))
+        await rig.publish(3)
+        await rig.settle()
+        assert rig.streams.statistics().stalls == ()
+        assert rig.events[-1].payload == b"3"

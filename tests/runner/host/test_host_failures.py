@@ -82,6 +82,12 @@ async def yield_an_odd_kind(self: Any) -> AsyncIterator[TriggerEvent]:
     yield Odd(1)
 
 
+async def yield_an_odd_end(self: Any) -> AsyncIterator[TriggerEvent]:
+    event = TriggerEvent(1)
+    event.is_last = object()  # type: ignore[assignment]
+    yield event
+
+
 async def fail_in_a_nursery(self: Any) -> AsyncIterator[TriggerEvent]:
     async def child() -> None:
         raise LookupError("boom")
@@ -162,6 +168,7 @@ RUNS_THAT_FAIL = [
     (raise_plainly, "LookupError: boom"),
     (yield_something_else, "NotATriggerEvent: "),
     (yield_an_odd_kind, "NotATriggerEvent: "),
+    (yield_an_odd_end, "NotATriggerEvent: "),
     (fail_in_a_nursery, "ExceptionGroup: "),
     (leak_a_cancel_scope, "RuntimeError: Cancel scope stack corrupted"),
     (leak_a_nursery, "RuntimeError: Cancel scope stack corrupted"),

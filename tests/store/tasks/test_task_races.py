@@ -14,11 +14,11 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from tests.store import ends
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, wait_until_blocked
-from tests.supervisor.tasks_harness import WAIT, Tasks, body, clear, event_of
+from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, wait_until_blocked
+from tests.supervisor.tasks_harness import WAIT, Tasks, body, clear, event_of, task_states
 
-from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.steps import StepSucceeded, XCom
+from headgate.protocol.messages.dags import TaskSpec, TaskState
+from headgate.protocol.messages.steps import Emitted, StepSucceeded, XCom
 from headgate.store.db.engine import open_engine
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.errors import LeaseLost
@@ -274,3 +274,25 @@ def test_no_run_ends_over_a_task_that_is_being_cleared(race: Race) -> None:
     assert (said.tasks, said.is_ended) == (0, False)
     (run,) = race.query("SELECT state, ended_at FROM dag_run")
     assert run == {"state": "running", "ended_at": None}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_later_task_that_has_emitted_is_not_locked_first(
+    open_store: OpenStore, query: Query, database_url: str
+) -> None:
+    one, two = open_store(), open_store()
+    tasks = Tasks(one, query, tasks=(TaskSpec("a", "Op"), TaskSpec("b", "Op", emits=True)))
+    tasks.plan()
+    a, b = sorted(tasks.dispatch(), key=lambda task: task.id)
+    ends = [
+        StepEnd(a.id, a.token, StepSucceeded()),
+        StepEnd(b.id, b.token, StepSucceeded(emitted=Emitted(0, (b"1",)))),
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        with two.database.leased(tasks.register()) as tx:
+            task_rows.locked(tx, a.id)  # as a slice does with the tasks of streams
+            stored = pool.submit(one.tasks.store_ends, tasks.epoch, ends)
+            wait_until_blocked(open_engine(database_url))
+            task_rows.locked(tx, b.id)
+        assert stored.result(WAITED_MAX_S) == [S.SUCCESS, S.SUCCESS]
+    assert set(task_states(one, tasks.run).values()) == {S.SUCCESS}

@@ -92,7 +92,7 @@ def test_the_events_of_a_step_whose_outcome_is_refused_are_left(scene: Scene, mo
     for _ in range(len(NAMES)):
         scene.step(1.0)
     (failed,) = [end for end in told if isinstance(end.outcome, StepFailed)]
-    assert failed.events == ("its events",)
+    assert list(map(str, failed.events)) == ["its events"]
 
 
 def test_one_bad_outcome_costs_no_more_transactions_than_halving_takes(

@@ -383,13 +383,9 @@ class LocalExecutor:
         if member.recalls:
             return
         if member.step is None:
-            # One of these was thought to have begun, as the one before it had ended meanwhile: its limits are over.
-            member.load_text = ""
-            if not member.is_leaving:
-                member.worker.spare()
+            member.end_limits()
             self._retire_if_old(member)
-            return
-        if member.ending is not None:
+        elif member.ending is not None:
             self._end_first(member, member.endings.pop(member.step.token))
 
     def _lose_steps(self, member: Member, reason: str) -> None:
@@ -423,10 +419,8 @@ class LocalExecutor:
             self._begin_first(member)
 
     def _retire_if_old(self, member: Member) -> None:
-        if member.is_leaving:
-            return  # it was told to end
-        if member.given and member.steps % STEPS_A_LOOK:
-            return
+        if member.is_leaving or (member.given and member.steps % STEPS_A_LOOK):
+            return  # it was told to end, or was looked at a moment ago
         limit = self._memory_max_bytes
         use = None if limit is None else member.worker.process.statistics()
         is_fat = limit is not None and use is not None and use.rss_bytes > limit * RETIRE_SHARE
