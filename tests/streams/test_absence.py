@@ -287,6 +287,7 @@ async def test_nothing_is_broadcast_without_one_that_leaves_again(autojump_clock
         broker.send(1)
         assert (await anext(a), await anext(b)) == (1, 1)
         seq = streams.bind_pending_event(trigger_id=1, key="k")
+        assert seq is not None
         async with trio.open_nursery() as nursery:  # both go on to the next message
             nursery.start_soon(anext, a)
             nursery.start_soon(anext, b)

@@ -132,7 +132,7 @@ async def test_a_trigger_that_returns_after_its_stream_has_failed_is_waited_for_
     """The supervisor starts it no more, and has nothing to say of it."""
 
     class Failing(Broker):
-        async def open_stream(self) -> AsyncIterator[tuple[object, object]]:
+        async def open_stream(self) -> AsyncIterator[tuple[int, int]]:
             async for message in self._messages.clone():
                 if message == 99:
                     raise ConnectionError("gone")
