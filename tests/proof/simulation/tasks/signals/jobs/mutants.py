@@ -151,7 +151,7 @@ def _moved_before_its_worker_is_gone() -> Sequence[Patch]:
     original: Any = TaskCore.drain
 
     def drain(self: Any, now: float) -> bool:
-        of_endless = [token for token, run in self._running.items() if run.task.is_endless and not run.is_ending]
+        of_endless = [token for token, run in self._running.items() if run.task.is_endless and run.ending is None]
         is_drained = bool(original(self, now))
         for token in of_endless:
             self._receive(StepLost(token, "its supervisor was asked to stop"))
