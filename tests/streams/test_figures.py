@@ -22,12 +22,12 @@ class Broker(flow_rig.Broker):
     trouble: object = None
 
     def known_trouble(self) -> str | None:
-        if isinstance(self.trouble, Exception):
+        if isinstance(self.trouble, BaseException):
             raise self.trouble
         return self.trouble  # type: ignore[return-value]
 
     def known_lag(self) -> Lag | None:
-        if isinstance(self.lag, Exception):
+        if isinstance(self.lag, BaseException):
             raise self.lag
         return self.lag  # type: ignore[return-value]
 
@@ -100,7 +100,7 @@ async def test_the_outcomes_and_the_error_outlive_the_end_of_a_stream(autojump_c
         assert stream.last_error_at is not None
 
 
-@pytest.mark.parametrize("lag", [RuntimeError("not now"), Lag(1, "miles"), Lag(None), "many"])  # type: ignore[arg-type]
+@pytest.mark.parametrize("lag", [RuntimeError("not now"), SystemExit(3), Lag(1, "miles"), Lag(None), "many"])  # type: ignore[arg-type]
 async def test_what_a_producer_says_in_place_of_a_number_is_nothing(lag: object) -> None:
     broker = Broker()
     broker.lag = lag

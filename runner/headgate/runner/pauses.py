@@ -2,7 +2,8 @@
 
 **Room** is that of the outbox, which all triggers share: it is full if the supervisor cannot store. **Credit** is a
 run's own (I22): the events that it may fire in all. It ends if the task whose stream the trigger feeds handles the
-events more slowly than they come. Then this trigger stands in its ``yield``, and no other one waits for it.
+events more slowly than they come. Then this trigger stands in its ``yield``, and no other one waits for it
+but those that share its stream, as for any slow subscriber.
 """
 
 from __future__ import annotations

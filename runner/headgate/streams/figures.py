@@ -120,7 +120,7 @@ class StreamRecords:
             self._ahead_s = ahead_s
         streams: list[StreamFigures] = []
         for group in groups:
-            with suppress(Exception):  # the key is the author's object: if its hash fails, the others are told
+            with suppress(BaseException):  # the key is the author's object: if its hash fails, the others are told
                 streams.append(self._measured(group, holds))
         told = streams
         if len(streams) > STREAMS_TOLD_MAX:

@@ -325,9 +325,11 @@ class SharedStreamManager:
     def _stalls(self) -> Iterator[Stall]:
         for group in self._groups.values():
             # The key is the author's object: if its hash has begun to fail, this must not end all other streams.
-            with contextlib.suppress(Exception):
-                if (stall := group.stall_reason()) is not None:
-                    yield stall
+            stall = None
+            with contextlib.suppress(BaseException):
+                stall = group.stall_reason()
+            if stall is not None:
+                yield stall
 
     def _is_awaited(self, key: Hashable, trigger_id: int) -> bool:
         with contextlib.suppress(Exception):  # see `_stalls`

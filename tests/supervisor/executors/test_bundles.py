@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.supervisor.executors.workers_harness import Author, MakePool, Pool
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.messages.queries import GetXCom
 from headgate.protocol.messages.steps import StepFailed, StepSucceeded, XCom
-from headgate.protocol.messages.worker import BUNDLE_MAX, Step, StepEnded
+from headgate.protocol.messages.worker import BUNDLE_MAX, Step, StepEnded, StepsReturned
 from headgate.scheduling import bundles
 from headgate.scheduling.bundles import BUNDLE_S, Room
 from headgate.supervisor.executors import local
@@ -247,6 +248,25 @@ def test_a_worker_that_does_not_return_what_it_has_not_begun_is_killed(bundle: B
     bundle.pool.turn(0.0)
     bundle.pool.clock.passed_s += local.RECALL_ANSWER_MAX_S
     assert bundle.ends() == ["lost: the worker did not answer within 10 s", "returned", "returned"]
+
+
+def test_a_recall_that_crosses_an_end_leaves_no_limit_behind(bundle: Bundle) -> None:
+    """The worker returns the second step just as the first has ended, so the second was thought to have begun."""
+    bundle.give(2, waits=0)
+    bundle.wait_begun(0)
+    executor = bundle.pool.executor
+    executor._load_timeout_s = 30.0
+    (pid,) = executor.pids()
+    stop(pid)
+    bundle.pool.clock.passed_s += LONG_S
+    bundle.pool.turn(0.0)  # the second is recalled
+    first, second = (step.token for step in bundle.steps)
+    executor.child_said(pid, StepEnded(first, StepSucceeded()))
+    member = executor._members[pid]
+    assert member.worker.kill_at < math.inf
+    executor.child_said(pid, StepsReturned((second,)))
+    assert (member.worker.kill_at, member.load_text) == (math.inf, "")
+    assert bundle.ends() == ["StepSucceeded", "returned"]
 
 
 # --- how many ------------------------------------------------------------------------------------

@@ -45,9 +45,7 @@ from headgate.store.triggers import assets
 _C = task_instance.c
 RUNS_MAX = 20  # evaluated in one transaction: it holds their locks, and the states of the tasks of one in memory
 TASKS_PER_RUN_MAX = 500  # begun, or removed, in one transaction: some tens of milliseconds; its flag stays for the rest
-
-
-_FROM_FIRST = DagRunId(0)
+FROM_FIRST = DagRunId(0)  # the run behind which all are
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -73,14 +71,14 @@ class Planned(msgspec.Struct, frozen=True):
     unreadable: dict[str, str] = {}
     instances: int = 0
     has_rules: bool = False
-    next_after: DagRunId = _FROM_FIRST
+    next_after: DagRunId = FROM_FIRST
 
 
 class PlanningVerbs(GraphVerbs):
     """The verb that evaluates runs."""
 
     @leased
-    def plan(self, tx: LeasedTx, *, after: DagRunId = _FROM_FIRST, limit: int = RUNS_MAX) -> Planned:
+    def plan(self, tx: LeasedTx, *, after: DagRunId = FROM_FIRST, limit: int = RUNS_MAX) -> Planned:
         """Evaluate up to ``limit`` dirty runs, the oldest first: begin tasks and runs, skip tasks, end runs.
 
         Only runs behind the run ``after``: those that had to be left do not hold up all that are younger.
@@ -104,7 +102,7 @@ class PlanningVerbs(GraphVerbs):
         if evaluation.scheduled or evaluation.in_triggers:
             tx.notify()
         # Runs that were begun are dirty, unless they were among these rows; unreadable ones are left out the next time.
-        has_more = len(rows) == limit or evaluation.has_begun_runs or bool(unreadable) or after != _FROM_FIRST
+        has_more = len(rows) == limit or evaluation.has_begun_runs or bool(unreadable) or after != FROM_FIRST
         return Planned(
             evaluated=len(rows),
             scheduled=evaluation.scheduled,
@@ -118,7 +116,7 @@ class PlanningVerbs(GraphVerbs):
             unreadable=unreadable,
             instances=evaluation.instances,
             has_rules=evaluation.has_rules,
-            next_after=rows[-1][0] if left and len(rows) == limit else _FROM_FIRST,
+            next_after=rows[-1][0] if left and len(rows) == limit else FROM_FIRST,
         )
 
 

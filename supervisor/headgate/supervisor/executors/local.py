@@ -383,7 +383,7 @@ class LocalExecutor:
         if member.recalls:
             return
         if member.step is None:
-            member.end_limits()
+            self._end_loading(member)  # of one of these, which was thought to have begun as the one before it had ended
             self._retire_if_old(member)
         elif member.ending is not None:
             self._end_first(member, member.endings.pop(member.step.token))

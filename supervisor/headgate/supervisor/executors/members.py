@@ -113,12 +113,6 @@ class Member:
         """Recall all steps behind the first one."""
         self.recall([given.step.token for given in list(self.given)[1:]], answer_by)
 
-    def end_limits(self) -> None:
-        """It has no step, though one that it returned was thought to have begun: the limits of that are over."""
-        self.load_text = ""
-        if not self.is_leaving:
-            self.worker.spare()
-
     def take_back(self, tokens: tuple[str, ...]) -> None:
         """The worker has answered a recall with these tokens."""
         self.recalls -= 1

@@ -19,6 +19,7 @@ from headgate.scheduling.planning import RunEnd
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
 from headgate.store.scheduling.new_runs import NewRuns
+from headgate.store.scheduling.planning import FROM_FIRST
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import HEALTHY_S, Adopted
 from headgate.supervisor.backoff import DatabaseRetry
@@ -123,7 +124,7 @@ class Scheduler:
         )
         self._query.due_at = 0.0
         self._asked_at = -math.inf
-        self._planned_to = DagRunId(0)  # the run behind which the next evaluation begins
+        self._planned_to = FROM_FIRST  # the run behind which the next evaluation begins
         self._was_in_vain = False  # duties were due, but running them changed nothing
         self._is_in_doubt = False  # nobody knows whether the last one was committed
         self.deadline_at = math.inf  # the first execution timeout among the epoch's own running tasks

@@ -170,8 +170,9 @@ class Intake:
         """Queue one frame of a round. Raises `RemoteProtocolError` if the runner does not wait for answers."""
         marks.reach("intake.round_read")
         if incarnation:  # the core itself, as 0, reports each trigger once
-            self._drop_empty_of_dead(incarnation)
             rounds = {slice_.round for slice_ in self._waiting if slice_.incarnation == incarnation}
+            if not rounds:
+                self._drop_empty_of_dead()
             if len(rounds) >= ROUNDS_WAITING_MAX:
                 raise RemoteProtocolError(f"the runner sent more than {ROUNDS_WAITING_MAX} rounds without an answer")
         self._waiting.append(
@@ -187,9 +188,9 @@ class Intake:
             )
         )
 
-    def _drop_empty_of_dead(self, incarnation: int) -> None:
-        """Drop the heartbeats of earlier incarnations: there is nothing to store, and nobody to answer."""
-        self._waiting = deque([one for one in self._waiting if len(one) or one.incarnation in {0, incarnation}])
+    def _drop_empty_of_dead(self) -> None:
+        """Drop heartbeats, all of earlier incarnations: there is nothing to store, and nobody to answer."""
+        self._waiting = deque([slice_ for slice_ in self._waiting if len(slice_)])
 
     def is_waiting_for(self, incarnation: int) -> bool:
         """Whether a round of this incarnation is unanswered: its runner cannot be blamed for silence."""
