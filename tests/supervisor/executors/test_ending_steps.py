@@ -10,7 +10,7 @@ from tests.supervisor.executors.workers_harness import Author, MakePool, Pool
 
 from headgate.protocol.messages.queries import EncodedValue, Response
 from headgate.protocol.messages.steps import StepSucceeded, XCom
-from headgate.supervisor.executors.base import EndReason, StepLost
+from headgate.supervisor.executors.base import EndReason, StepLost, StepReturned
 
 # --- being ended ---------------------------------------------------------------------------------
 
@@ -165,6 +165,15 @@ def test_a_step_that_waits_for_an_answer_can_be_ended(author: Author, pool: Pool
     pool.until(pool.asked, "the query")
     pool.executor.end(step.token, "timeout", "too long")
     assert pool.wait_end(step) == StepLost(step.token, "too long")
+
+
+def test_a_step_that_no_worker_has_begun_as_its_supervisor_leaves_is_returned(author: Author, pool: Pool) -> None:
+    """It costs no try."""
+    step = author.step("def f(context): (Path(__file__).parent / 'begun').touch()")
+    pool.executor.submit(step)
+    pool.executor.end(step.token, "lost", "its supervisor leaves")
+    assert pool.wait_end(step) == StepReturned(step.token)
+    assert not (author.folder / "begun").exists()
 
 
 def test_a_step_that_no_worker_has_begun_is_ended_at_once(author: Author, pool: Pool) -> None:

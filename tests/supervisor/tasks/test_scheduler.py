@@ -324,3 +324,25 @@ def test_a_query_that_was_late_is_repeated_after_the_others(driven: Driven) -> N
         assert steps < 100
     driven.settle()
     assert driven.scheduler.wake_at() == driven.now + ASK_AGAIN_S
+
+
+def test_no_retry_begins_in_a_paused_dag(open_store: OpenStore, query: Query) -> None:
+    """One that begins in its trigger would run. It is not due meanwhile, and begins when the DAG is unpaused."""
+    clock = Clock()
+    run = Tasks(open_store(clock=clock), query, retries=1, retry_delay_s=2.0)
+    driven = Driven(run, clock)
+    driven.settle()
+    (task,) = run.dispatch()
+    ends.fail(run.store.tasks, run.epoch, task.id, task.token, "boom")
+    run.store.tasks.set_paused("etl", is_paused=True)
+    driven.scheduler.notify()
+    for _ in range(10):
+        driven.advance(1.0)
+        driven.settle()
+    assert run.state() is S.UP_FOR_RETRY
+    assert run.store.scheduling.next_due(run.epoch).in_s is None
+    run.store.tasks.set_paused("etl", is_paused=False)
+    driven.scheduler.notify()
+    driven.advance(ASK_AGAIN_S)
+    driven.settle()
+    assert run.state() is S.SCHEDULED
