@@ -340,6 +340,7 @@ def test_no_retry_begins_in_a_paused_dag(open_store: OpenStore, query: Query) ->
         driven.advance(1.0)
         driven.settle()
     assert run.state() is S.UP_FOR_RETRY
+    assert run.store.tasks.retry_due(run.epoch) == []
     assert run.store.scheduling.next_due(run.epoch).in_s is None
     run.store.tasks.set_paused("etl", is_paused=False)
     driven.scheduler.notify()
