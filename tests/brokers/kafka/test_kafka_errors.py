@@ -22,6 +22,7 @@ from headgate.brokers.clients.kafka_client import (
     Producer,
     TopicFound,
     TopicPartition,
+    failure_of,
 )
 from headgate.brokers.kafka import KafkaProducer, KafkaTrigger
 from headgate.brokers.progress import Progress
@@ -224,3 +225,17 @@ def test_where_a_group_without_offsets_begins_is_no_move_by_others(
         assert cluster.committed() == max((0, *began)), "what the cluster has is what was asked for"
     finally:
         producer.disconnect()
+
+
+@pytest.mark.parametrize("code", [KafkaError._SSL, KafkaError._TRANSPORT])
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("error:0A000086:SSL routines::certificate verify failed", "x: the certificate of the server is refused: "),
+        ("error:0A000413:SSL routines::ssl/tls alert unsupported certificate", "x: the server refuses our certificate"),
+    ],
+)
+def test_an_end_of_the_handshake_is_a_mistake_by_whichever_code_it_comes(code: int, text: str, meaning: str) -> None:
+    failure = failure_of(KafkaError(code, text), "x")
+    assert isinstance(failure, BrokerMisconfigured)
+    assert str(failure).startswith(meaning)

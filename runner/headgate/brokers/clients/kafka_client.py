@@ -116,6 +116,8 @@ _UNFIT: Final = (
 _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _FENCED: Final = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED)
+# An end of the TLS handshake: by the code of TLS, or, if it comes as fast as the connection, by that of the transport.
+_HANDSHAKE: Final = (KafkaError._SSL, KafkaError._TRANSPORT)
 
 _SILENT: Final = logging.getLogger("headgate.brokers.kafka.client")
 _SILENT.setLevel(logging.CRITICAL + 1)
@@ -139,9 +141,9 @@ def failure_of(error: KafkaError, where: str) -> Exception:
         )
     if code in _REFUSED:
         return BrokerMisconfigured(f"{where}: the broker refuses access: {text}")
-    if code == KafkaError._SSL and "certificate verify failed" in text:
+    if code in _HANDSHAKE and "certificate verify failed" in text:
         return BrokerMisconfigured(f"{where}: the certificate of the server is refused: {text}")
-    if code == KafkaError._SSL and "alert" in text:
+    if code in _HANDSHAKE and "SSL" in text and "alert" in text:
         return BrokerMisconfigured(f"{where}: the server refuses our certificate: {text}")
     if code in _MISSING:
         return BrokerSourceMissing(f"{where}: it does not exist (any more): {text}")
