@@ -383,7 +383,7 @@ class SupervisorCore:
         if stored.answer is not None and self.runner.is_listening(stored.incarnation):
             # The round was sent before `now`: on this answer, brokers may be advanced while the lease lasts (I10).
             self.runner.send(msgspec.structs.replace(stored.answer, lease_s=self.leases.lasts_s(now)))
-        self._cancel_rejoins(stored)
+        self._send_cancels(self.releases.end_waits(stored.finished, stored.result.over))
         self._take_strikes(stored)
         for finished in stored.finished:
             self._end_run(finished, stored, now)
@@ -418,19 +418,9 @@ class SupervisorCore:
             log.info("triggers are left to the owner of their stream", triggers=len(placed.elsewhere))
             self.leases.poll_soon()  # the streams may be this supervisor's to claim
 
-    def _cancel_rejoins(self, stored: Stored) -> None:
-        """Cancel failed triggers that are not started again, so that shared streams do not wait for them."""
-        failed = [finished.trigger_id for finished in stored.finished if finished.outcome == "failed"]
-        gone = tuple(CancelTrigger(number, "timeout") for number in failed if self._is_over(number, stored))
-        if gone and self.runner.is_listening(stored.incarnation):
-            self.runner.send(StateSync(to_cancel=gone))
-
-    def _is_over(self, trigger_id: int, stored: Stored) -> bool:
-        """Whether nothing waits for a trigger any more, so that it is not started again, however it ended."""
-        return trigger_id in stored.result.over or self.assignments.is_ending(trigger_id)
-
     def _end_run(self, finished: FinishedTrigger, stored: Stored, now: float) -> None:
-        trigger_id, is_over = finished.trigger_id, self._is_over(finished.trigger_id, stored)
+        trigger_id = finished.trigger_id
+        is_over = self.releases.is_over(trigger_id, stored.result.over)
         reason = "nothing waits for it" if finished.reason == "timeout" else finished.reason
         self._log_to_task(trigger_id, "its trigger has ended", outcome=finished.outcome, reason=reason)
         if is_over:

@@ -147,6 +147,16 @@ def test_a_watcher_that_had_returned_runs_again_when_it_is_restarted(world: Worl
     assert [again.trigger_id for again in supervisor.created()] == [spec.trigger_id]
 
 
+def test_no_stream_waits_for_a_watcher_that_returned_when_it_was_being_changed(world: World) -> None:
+    supervisor, (spec, _) = started(world, 2)
+    world.store.change_watcher("w0", kwargs={"number": 7})
+    supervisor.pass_time(1.1)
+    supervisor.sent(StateSync)
+    supervisor.round(finished=(FinishedTrigger(spec.trigger_id, spec.trigger_run_id, "returned", 1),))
+    (sync,) = [sync for sync in supervisor.sent(StateSync) if sync.to_cancel]
+    assert sync.to_cancel == (CancelTrigger(spec.trigger_id, "timeout"),)
+
+
 def test_a_runner_that_dies_during_a_change_is_followed_by_one_with_the_new_values(world: World) -> None:
     supervisor, (spec, _) = started(world, 2)
     world.store.change_watcher("w0", kwargs={"number": 7})

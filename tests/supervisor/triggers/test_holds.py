@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import insert, update
 from tests.supervisor.core_harness import Supervised, World, add_watchers
@@ -82,6 +83,24 @@ def test_the_stream_of_a_quarantined_trigger_waits_for_it_from_its_cancellation_
     assert sync.to_cancel == (CancelTrigger(first, "reassigned"),)
     assert sync.absent == (AbsentSubscriber(first, "abc"),)
     assert world.store.poll(supervisor.core.leases.epoch, ("default",)).held == {first: "quarantine"}
+
+
+def test_no_stream_waits_for_a_trigger_that_returned_when_it_was_being_held(world: World) -> None:
+    first, second = add_watchers(world, 2)
+    put_on_stream(world, first, second)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    spec, other = supervisor.created()
+    hold(supervisor, first)
+    supervisor.sent(StateSync)
+    ended = FinishedTrigger(other.trigger_id, other.trigger_run_id, "returned", 0)
+    returned = FinishedTrigger(first, spec.trigger_run_id, "returned", 0)
+    supervisor.round(finished=(msgspec.structs.replace(returned, trigger_run_id="1.1.1.0"),))
+    supervisor.round(finished=(ended,))
+    assert not any(sync.to_cancel for sync in supervisor.sent(StateSync)), "for the one that returned by itself, none"
+    supervisor.round(finished=(returned,))
+    (sync,) = [sync for sync in supervisor.sent(StateSync) if sync.to_cancel]
+    assert sync.to_cancel == (CancelTrigger(first, "timeout"),)
 
 
 def test_a_new_runner_knows_with_its_first_triggers_for_whom_their_stream_waits(world: World) -> None:

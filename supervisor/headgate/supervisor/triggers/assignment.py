@@ -25,6 +25,8 @@ class AssignmentState(enum.Enum):
 
 # The states of a trigger that has a run in the current runner.
 IN_RUNNER = (AssignmentState.RUNNING, AssignmentState.ENDING, AssignmentState.HOLDING)
+# Those for whose trigger a stream may wait.
+ABSENT = (AssignmentState.WAITING, AssignmentState.HOLDING, AssignmentState.HELD)
 
 
 class Assignment(msgspec.Struct, gc=False):  # it cannot be part of a cycle
@@ -57,6 +59,11 @@ def absence_of(trigger: ClaimedTrigger, hold: Hold | None) -> AbsentSubscriber |
     """Return the subscriber for which a stream has to wait if a trigger is not started; None if no stream has to."""
     is_awaited = hold != "paused" and trigger.stream
     return AbsentSubscriber(trigger.id, trigger.stream or "") if is_awaited else None
+
+
+def absence_of_lost(lost: ClaimedTrigger) -> AbsentSubscriber | None:
+    """Return the absence of a trigger that cannot be started; the task of one fails, and nothing waits for it."""
+    return None if lost.task is not None else absence_of(lost, lost.hold)
 
 
 def spec_bytes(trigger: ClaimedTrigger) -> int:

@@ -40,7 +40,7 @@ from headgate.store.ids import Epoch, Hold, TryName
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.store.triggers.streams import Placed
 from headgate.supervisor.backoff import Waits
-from headgate.supervisor.triggers.assignment import IN_RUNNER, Assignment, AssignmentState, absence_of, spec_bytes
+from headgate.supervisor.triggers.assignment import IN_RUNNER, Assignment, AssignmentState, absence_of_lost, spec_bytes
 
 KEY_HEADER_BYTES = 5  # of one string in a frame, at most
 # Tasks of triggers that have ended, kept because the last log records of a trigger may arrive after its end.
@@ -256,10 +256,12 @@ class Assignments:
         elif assigned is not None:
             assigned.state = AssignmentState.ENDING
 
-    def is_ending(self, trigger_id: int) -> bool:
-        """Whether a run is to end for good, because it is cancelled or because its task has gone on."""
+    def state_of(self, trigger_id: int, trigger_run_id: str | None = None) -> AssignmentState | None:
+        """Return the state of a trigger; None if it is not owned, or if ``trigger_run_id`` is not its last run."""
         assigned = self._assigned.get(trigger_id)
-        return assigned is not None and assigned.state is AssignmentState.ENDING
+        if assigned is None or trigger_run_id not in (None, assigned.trigger_run_id):
+            return None
+        return assigned.state
 
     def end_run(self, finished: FinishedTrigger, now: float) -> float | None:
         """Record the end of a run; return the seconds until the trigger is started again, None if it is not.
@@ -357,8 +359,7 @@ class Assignments:
 
     def is_running(self, trigger_id: int) -> bool:
         """Whether a trigger runs, as far as is known, and is not being cancelled."""
-        assigned = self._assigned.get(trigger_id)
-        return assigned is not None and assigned.state is AssignmentState.RUNNING
+        return self.state_of(trigger_id) is AssignmentState.RUNNING
 
     def run_of(self, trigger_id: int) -> str | None:
         """Return the id of the run of a trigger in the current runner; None if it has none there."""
@@ -405,12 +406,12 @@ class Assignments:
 
     def absence_as(self, changed: ClaimedTrigger) -> list[AbsentSubscriber]:
         """Return the absence of a trigger whose new values cannot be started; its stream is the old one until then."""
-        absence = _absence_of_lost(msgspec.structs.replace(changed, stream=self._assigned[changed.id].trigger.stream))
+        absence = absence_of_lost(msgspec.structs.replace(changed, stream=self._assigned[changed.id].trigger.stream))
         return [] if absence is None else [absence]
 
     def _absence(self, trigger_id: int) -> AbsentSubscriber | None:
         lost = self._unreadable.get(trigger_id)
-        return self._assigned[trigger_id].absence if lost is None else _absence_of_lost(lost)
+        return self._assigned[trigger_id].absence if lost is None else absence_of_lost(lost)
 
     def hold(self, trigger_id: int, hold: Hold) -> tuple[CancelTrigger, AbsentSubscriber | None] | None:
         """Hold a trigger; return the parts of a message to the runner, None if nothing changes.
@@ -493,8 +494,3 @@ class Assignments:
             self._ended_tasks[trigger_id] = task
             if len(self._ended_tasks) > ENDED_TASKS_MAX:
                 del self._ended_tasks[next(iter(self._ended_tasks))]
-
-
-def _absence_of_lost(lost: ClaimedTrigger) -> AbsentSubscriber | None:
-    """Return the absence of a trigger that cannot be started; the task of one fails, and nothing waits for it."""
-    return None if lost.task is not None else absence_of(lost, lost.hold)

@@ -6,12 +6,13 @@ resumed its task is ended by the runner, without a request; all others are cance
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from headgate.protocol.messages.runner import CancelReason, CancelTrigger
+from headgate.protocol.messages.runner import CancelReason, CancelTrigger, FinishedTrigger
 from headgate.store.ids import Epoch, TriggerId
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
+from headgate.supervisor.triggers.assignment import ABSENT, AssignmentState
 from headgate.supervisor.triggers.assignments import Assignments
 
 
@@ -43,6 +44,27 @@ class Releases:
                 self._assignments.expect_end(trigger_id)
                 if trigger_id not in self._assignments:
                     self._ended.add(trigger_id)
+
+    def is_over(self, trigger_id: int, over: Collection[int]) -> bool:
+        """Whether nothing waits for a trigger any more, so that it is not started again, however it ended.
+
+        ``over``: those whose tasks have gone on in the slice that is stored now.
+        """
+        return trigger_id in over or self._assignments.state_of(trigger_id) is AssignmentState.ENDING
+
+    def end_waits(self, finished: Iterable[FinishedTrigger], over: Collection[int]) -> tuple[CancelTrigger, ...]:
+        """Return cancellations of triggers that are not started again, for which streams may wait: failed or held ones.
+
+        For the slice that is stored now, before its ends are taken.
+        """
+        gone = []
+        for one in finished:
+            if one.outcome == "returned":
+                is_awaited = self._assignments.state_of(one.trigger_id, one.trigger_run_id) in ABSENT
+            else:
+                is_awaited = one.outcome == "failed" and self.is_over(one.trigger_id, over)
+            gone += [CancelTrigger(one.trigger_id, "timeout")] if is_awaited else []
+        return tuple(gone)
 
     def reclaimed(self, trigger_ids: Iterable[int]) -> None:
         """Keep the rows of triggers that were claimed anew: their last run had given them up already."""
