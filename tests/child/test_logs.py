@@ -278,6 +278,31 @@ def test_an_exception_comes_with_its_traceback(captured: Captured) -> None:
         assert record["exception"].endswith("ValueError: boom")
 
 
+class Unformattable(Exception):
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        raise SystemExit(1)
+
+
+def remove_other_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove pytest's own handler, which stands beside ours while a test runs, and raises what it cannot format."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [each for each in root.handlers if isinstance(each, logs._ChannelHandler)])
+
+
+def test_an_exception_that_cannot_be_formatted_costs_its_traceback_and_not_its_record(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_other_handlers(monkeypatch)
+    try:
+        raise Unformattable
+    except Unformattable:
+        structlog.get_logger("author").exception("failed", rows=3)
+    (record,) = captured.records
+    assert (record["event"], record["rows"]) == ("failed", 3)
+    assert record["exception"] == "the traceback cannot be shown: formatting it raised SystemExit"
+
+
 async def test_records_of_a_trigger_carry_its_names_from_wherever_it_logs(captured: Captured) -> None:
     def log(where: str) -> None:
         structlog.get_logger("author").info(where)
@@ -316,9 +341,7 @@ class Unprintable:
 def test_a_record_that_cannot_be_formatted_says_so_and_whoever_logged_it_goes_on(
     captured: Captured, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # pytest's own handler, which stands beside ours by now, raises what it cannot format.
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [each for each in root.handlers if isinstance(each, logs._ChannelHandler)])
+    remove_other_handlers(monkeypatch)
     with naming_trigger(NAMES):
         logging.getLogger("library").error("%d rows", "three")
         logging.getLogger("library").error("%s", Unprintable())

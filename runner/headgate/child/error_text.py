@@ -18,13 +18,17 @@ def describe_error(error: BaseException) -> tuple[str, str]:
         text = f"{name}: {error}"
     except BaseException as exc:  # an author's exception may fail even in its own __str__
         text = f"{name}, whose text cannot be shown: its __str__ raised {type(exc).__name__}"
-    try:
-        trace = "".join(traceback.format_exception(error))
-    except BaseException as exc:
-        trace = f"the traceback cannot be shown: formatting it raised {type(exc).__name__}"
-    text, trace = secrets.hide(text), secrets.hide(trace)
+    text, trace = secrets.hide(text), secrets.hide(traceback_of(error))
     # Cut the end of the sentence and the beginning of the traceback: what is left matters most.
     return storable(text[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX], storable(trace[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback as Python prints it, for any exception class."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as exc:  # as above
+        return f"the traceback cannot be shown: formatting it raised {type(exc).__name__}"
 
 
 def storable(text: str) -> str:

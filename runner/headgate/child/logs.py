@@ -22,6 +22,7 @@ from typing import Protocol
 
 import structlog
 
+from headgate.child.error_text import traceback_of
 from headgate.child.queries import secrets
 from headgate.protocol.messages.runner import TriggerSpec
 
@@ -317,7 +318,7 @@ def configure(channel: Channel) -> None:
         _format_positional,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
-        structlog.processors.format_exc_info,
+        structlog.processors.ExceptionRenderer(lambda exc_info: traceback_of(exc_info[1]).rstrip("\n")),
     ]
     structlog.configure(
         processors=[

@@ -445,11 +445,11 @@ class Host:
         names = ("on_kill", "cleanup") if ending.reason == "user" else ("cleanup",)
         timeout_s = self._settings.hook_timeout_s
         for name in names:
-            if name not in vars(run.trigger) and getattr(type(run.trigger), name) is getattr(BaseTrigger, name):
-                continue  # the base class's, which does nothing
-            self._watch_rest(run, len(names) * timeout_s)
             scope = trio.CancelScope(deadline=trio.current_time() + timeout_s, shield=True)
             try:
+                if name not in vars(run.trigger) and getattr(type(run.trigger), name) is getattr(BaseTrigger, name):
+                    continue  # the base class's, which does nothing
+                self._watch_rest(run, len(names) * timeout_s)
                 with scope:
                     await getattr(run.trigger, name)()
             except BaseException:  # even SystemExit: a hook ends only itself

@@ -238,6 +238,19 @@ async def test_a_hook_that_is_no_method_at_all_harms_nothing(autojump_clock: Moc
         assert (await rig.end_of()).outcome == "failed"
 
 
+async def test_a_trigger_whose_attributes_cannot_be_listed_harms_nothing(autojump_clock: MockClock) -> None:
+    class Trigger(Authored):
+        run = return_at_once
+
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise SystemExit(1)
+
+    async with beside_a_neighbour() as rig:
+        await rig.start(Trigger)
+        assert (await rig.end_of()).outcome == "returned"
+
+
 async def test_a_finally_block_may_not_await_once_cancelled_but_a_hook_may(autojump_clock: MockClock) -> None:
     class Trigger(Sleeper):
         async def run(self) -> AsyncIterator[TriggerEvent]:
