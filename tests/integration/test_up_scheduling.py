@@ -160,7 +160,9 @@ def test_a_task_that_fails_is_tried_again_after_a_delay_that_doubles(scheduled: 
         failed = run.wait_logged("a", "failed", number)
         assert failed["state"] == "up_for_retry"
         assert f"not this time ({number})" in failed["error"]
-        assert seconds_between(failed, run.log("a", number + 1)[0]) > delay_s - 0.05  # it is logged after it is stored
+        assert (
+            seconds_between(failed, run.wait_logged("a", "", number + 1)) > delay_s - 0.05
+        )  # it is logged after it is stored
 
 
 @pytest.mark.parametrize("end", ["success", "skipped"])
