@@ -31,7 +31,7 @@ class Broker(SharedStreamProducer):
         self.waiting: deque[int | Exception] = deque()
         self.arrived = trio.lowlevel.ParkingLot()
         self.pulled: list[int] = []
-        self.opened = 0
+        self.opened = self.open = 0
         self.returned: list[int] = []
 
     def send(self, *items: int | Exception) -> None:
@@ -40,14 +40,19 @@ class Broker(SharedStreamProducer):
 
     async def open_stream(self) -> AsyncIterator[tuple[int, int]]:
         self.opened += 1
-        while True:
-            while self.waiting:
-                item = self.waiting.popleft()
-                if isinstance(item, Exception):
-                    raise item
-                self.pulled.append(item)
-                yield item, item
-            await self.arrived.park()
+        self.open += 1
+        assert self.open == 1, "one is closed before the next one begins"
+        try:
+            while True:
+                while self.waiting:
+                    item = self.waiting.popleft()
+                    if isinstance(item, Exception):
+                        raise item
+                    self.pulled.append(item)
+                    yield item, item
+                await self.arrived.park()
+        finally:
+            self.open -= 1
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         await trio.lowlevel.checkpoint()
@@ -261,6 +266,54 @@ async def test_a_stream_without_subscribers_ends_if_the_one_it_waits_for(autojum
         join(streams, broker, 1)
         await wait_all_tasks_blocked()
         assert broker.opened == 2
+
+
+class Incomparable:
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit(1)
+
+    __hash__ = object.__hash__
+
+
+class Changeable(Watcher):
+    """One with a value that its producer reads, or may."""
+
+    def __init__(self, broker: Broker, value: object) -> None:
+        super().__init__(broker)
+        self.value = value
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.Changeable", {"broker": self.broker, "value": self.value}
+
+
+@pytest.mark.parametrize(
+    ("value", "later", "opened"), [(1, 2, 2), (1, 1, 1), (Incomparable(), Incomparable(), 1)], ids=["2", "1", "no"]
+)
+async def test_a_stream_that_nobody_reads_is_opened_anew_by_other_values(
+    value: object, later: object, opened: int, autojump_clock: object
+) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        first = streams.subscribe(trigger_id=1, trigger=Changeable(broker, value), key="k")
+        broker.send(1, 2)
+        assert await anext(first) == 1
+        await fail(streams, 1)
+        again = streams.subscribe(trigger_id=1, trigger=Changeable(broker, later), key="k")
+        assert streams.statistics().groups_ending == opened - 1
+        broker.send(3)
+        assert await anext(again) in (2, 3)  # 2 was handed out by the first
+        assert (broker.opened, streams.statistics().groups_ending) == (opened, 0)
+
+
+async def test_a_stream_that_another_reads_stays_as_it_was_opened(autojump_clock: object) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        for trigger_id in (1, 2):
+            streams.subscribe(trigger_id=trigger_id, trigger=Changeable(broker, 1), key="k")
+        await fail(streams, 1)
+        streams.subscribe(trigger_id=1, trigger=Changeable(broker, 2), key="k")
+        await trio.sleep(1.0)
+        assert broker.opened == 1
 
 
 async def test_a_subscriber_that_is_failed_by_its_stream_is_waited_for_as_well(autojump_clock: object) -> None:

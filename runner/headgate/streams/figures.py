@@ -49,6 +49,12 @@ class Source(NamedTuple):
     trigger_class: type[BaseEventTrigger]
     kwargs: dict[str, Any]
 
+    def is_like(self, other: Source | None) -> bool:
+        """Whether the producers of both are the same, or that cannot be found out."""
+        with suppress(BaseException):  # the values are an author's objects
+            return bool(self == other)
+        return True
+
 
 @dataclass(slots=True)
 class StreamRecord:

@@ -162,6 +162,7 @@ class SharedStreamManager:
     def subscribe(self, *, trigger_id: int, trigger: BaseEventTrigger, key: Hashable) -> Subscription:
         """Subscribe a trigger to the stream of ``key``; the first one's class and kwargs open it.
 
+        A stream that nobody reads, because all have failed or were changed, is opened anew if they are others now.
         Raises `RuntimeError` outside ``async with``, `ValueError` if ``key`` is None or the trigger is subscribed to it
         already, and whatever ``trigger.serialize()`` raises; no stream is left behind then. An exception of the factory
         is raised as the cause of `PollTerminated` at the first pull.
@@ -173,22 +174,8 @@ class SharedStreamManager:
                 "the key of a shared stream cannot be None, which means that the trigger has a run() of its own"
             )
         group = self._groups.get(key)
-        if group is None:
-            _, kwargs = trigger.serialize()
-            record = self._records.of(key)
-            record.source = Source(type(trigger), kwargs)
-            group = Group(
-                key=key,
-                trigger_class=type(trigger),
-                kwargs=kwargs,
-                settings=self._settings,
-                record=record,
-                evict=self._evict,
-                on_progress=self._progress.unpark_all,
-            )
-            self._groups[key] = group
-            self._running[group] = None
-            self._nursery.start_soon(self._run_group, group, name=f"shared stream {key!r}")
+        if group is None or group.subscribers == 0:
+            group = self._open(Source(type(trigger), trigger.serialize()[1]), key, before=group)
         subscription = group.join(trigger_id)
         self.cancel_rejoin(trigger_id)
         return subscription
@@ -322,6 +309,29 @@ class SharedStreamManager:
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _open(self, source: Source, key: Hashable, before: Group | None) -> Group:
+        """Return a group of ``source``: the one ``before``, or a new one, which begins when that is closed."""
+        assert self._nursery is not None
+        if before is not None and source.is_like(before.record.source):
+            return before
+        record = self._records.of(key)
+        record.source = source
+        group = Group(
+            key=key,
+            trigger_class=source.trigger_class,
+            kwargs=source.kwargs,
+            settings=self._settings,
+            record=record,
+            evict=self._evict,
+            on_progress=self._progress.unpark_all,
+        )
+        if before is not None:
+            before.stop()
+        self._groups[key] = group
+        self._running[group] = None
+        self._nursery.start_soon(self._run_group, group, before, name=f"shared stream {key!r}")
+        return group
+
     def _stalls(self) -> Iterator[Stall]:
         for group in self._groups.values():
             # The key is the author's object: if its hash has begun to fail, this must not end all other streams.
@@ -349,8 +359,11 @@ class SharedStreamManager:
     def _count_cut_advance(self) -> None:
         self.advances_cut_off += 1
 
-    async def _run_group(self, group: Group) -> None:
+    async def _run_group(self, group: Group, before: Group | None) -> None:
         try:
+            if before is not None:
+                with trio.CancelScope(shield=True):  # it is stopped, and its end is bounded
+                    await before.done.wait()
             await group.run()
         finally:
             self._running.pop(group, None)
