@@ -37,11 +37,15 @@ class Pauses:
             if run.subscription is not None:
                 run.subscription.waits_for_store = False
             while run.has_no_credit and not run.is_interrupted:
-                # A shared stream takes it for a subscriber that is slow: there is no other rule for it.
+                # A shared stream takes it for a subscriber that is slow, but never fails it for that.
+                if run.subscription is not None:
+                    run.subscription.waits_for_credit = True
                 extended = self._without_credit[run.spec.trigger_id] = trio.Event()
                 marks.reach("host.no_credit")
                 await extended.wait()
                 del self._without_credit[run.spec.trigger_id]
+            if run.subscription is not None:
+                run.subscription.waits_for_credit = False
         run.pause_after(EVENTS_A_STEP)
 
     def end(self, run: TriggerRun) -> None:

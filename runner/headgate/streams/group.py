@@ -180,10 +180,7 @@ class Group:
                 subscription.full_since = None
             elif subscription.full_since is None and subscription.is_full:
                 self._note_full([subscription])
-            due_at = None if self._ledger is None else account_of(subscription).earliest_deadline()
-            overflow_at = (
-                subscription.full_since + timeout_s if stalls and subscription.full_since is not None else None
-            )
+            due_at, overflow_at = subscription.deadlines(now, timeout_s, stalls=stalls)
             if due_at is not None and due_at <= now:
                 oldest = next(iter(account_of(subscription).shares))
                 # It may be an earlier one that is not confirmed: then the store is slow, not the filter.

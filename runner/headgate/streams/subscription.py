@@ -6,6 +6,7 @@ Every event that the trigger fires within the window derives from that raw event
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -99,6 +100,8 @@ class Subscription:
         # room, and while the trigger waits for the store (`Host`), which is not its own fault.
         self.full_since: float | None = None
         self.waits_for_store = False
+        self.waits_for_credit = False  # it may fire nothing for now (I22), which is not its own fault either
+        self._excused_until = -math.inf
         self._flow = flow
         self._queue_events_max = queue_events_max
         self._on_room = on_room
@@ -198,6 +201,20 @@ class Subscription:
 
     # --- the group's side ------------------------------------------------------------------------
 
+    def deadlines(self, now: float, timeout_s: float, *, stalls: bool) -> tuple[float | None, float | None]:
+        """Return when its oldest event is due, and when its queue is that is full, which ``stalls`` the others.
+
+        None each if there is none. Neither comes before ``timeout_s`` seconds after a wait for credit.
+        """
+        if self.waits_for_credit:
+            self._excused_until = now + timeout_s
+        due_at = None if self.account is None else self.account.earliest_deadline()
+        overflow_at = self.full_since + timeout_s if stalls and self.full_since is not None else None
+        return (
+            None if due_at is None else max(due_at, self._excused_until),
+            None if overflow_at is None else max(overflow_at, self._excused_until),
+        )
+
     @property
     def is_full(self) -> bool:
         """Whether the queue has no room for another raw event."""
@@ -229,6 +246,7 @@ class Subscription:
 
     def fail(self, failure: Exception) -> None:
         """Raise ``failure`` at the next pull, in place of what is queued."""
+        self.is_window_blameless |= self.waits_for_credit
         self._clear()
         self._end_with(failure)
 

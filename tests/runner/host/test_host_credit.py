@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import trio
+from tests.runner.authors import expected, publish
+from tests.runner.host import stream_rig
 from tests.runner.host.host_rig import REASONS, SETTINGS, Authored, Rig, beside_a_neighbour, hosting
 from tests.runner.host.test_host_one_event import FIRED_MAX, Counting
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from headgate.protocol.messages.runner import CancelReason, Credit
+from headgate.protocol.messages.runner import CancelReason, Credit, TriggerSpec
+from headgate.protocol.values import encode_value
 from headgate.runner.pauses import EVENTS_A_STEP
+from headgate.streams.contract import AdvanceOutcome
 from headgate.triggers.base import TriggerEvent
 
 
@@ -131,3 +135,52 @@ async def test_credit_that_comes_while_the_outbox_is_full_is_kept(autojump_clock
         rig.take()
         await wait_all_tasks_blocked()
         assert len(rig.events()) == 5
+
+
+class Fires(stream_rig.Watcher):
+    """One event a message."""
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[int]) -> AsyncIterator[TriggerEvent]:
+        async for message in shared_stream:
+            yield TriggerEvent(message)
+
+
+@pytest.mark.parametrize("credit", [0, 2])
+async def test_a_shared_stream_waits_for_one_without_credit_and_does_not_fail_it(
+    autojump_clock: MockClock, credit: int
+) -> None:
+    settings = SETTINGS.__class__(subscriber_queue_max=1)
+    async with stream_rig.hosting(settings, overflow="pause") as rig:
+        classpath, kwargs = publish(Fires), encode_value({}, where="kwargs")
+        spec = TriggerSpec(1, "run-1", "slow", classpath, kwargs, credit=credit)
+        await rig.host.start((expected(spec),))
+        await rig.start(Fires, 2)
+        await rig.publish(*range(5))
+        await rig.confirm()
+        await trio.sleep(10 * stream_rig.ACK_TIMEOUT_S)
+        await rig.settle()
+        assert len([event for event in rig.events if event.trigger_id == 1]) == credit
+        assert rig.finished == []
+        rig.host.extend(Credit(1, "run-1", credit + 1))
+        await trio.sleep(stream_rig.ACK_TIMEOUT_S / 2)
+        await rig.settle()
+        assert len([event for event in rig.events if event.trigger_id == 1]) == credit + 1
+        rig.host.extend(Credit(1, "run-1", 5))
+        await rig.settle()
+        await rig.confirm()
+        assert rig.finished == []
+        assert all(rig.broker.outcomes[message] == [AdvanceOutcome(acked=2)] for message in range(4))
+
+
+async def test_a_stream_that_failed_does_not_wait_for_one_without_credit_and_blames_no_message(
+    autojump_clock: MockClock,
+) -> None:
+    async with stream_rig.hosting() as rig:
+        classpath, kwargs = publish(Fires), encode_value({}, where="kwargs")
+        await rig.host.start((expected(TriggerSpec(1, "run-1", "slow", classpath, kwargs, credit=1)),))
+        await rig.publish(1, 2)
+        rig.broker.close()  # its stream returns
+        await rig.until_finished()
+        (end,) = rig.finished
+        assert (end.outcome, end.events, end.message_key) == ("failed", 1, None)
+        assert "AckTimeout" in end.error

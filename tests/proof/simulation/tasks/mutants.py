@@ -31,11 +31,11 @@ from headgate.store.tasks.deferral import DeferralVerbs
 from headgate.store.tasks.dispatch import Candidate
 from headgate.store.tasks.outcomes import NotBegun, OutcomeVerbs, StepEnd, WorkerLost
 from headgate.store.tasks.task_rows import LockedTask
-from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.tasks import steps
 from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.tasks.reports import Reports
 from headgate.supervisor.triggers.assignments import Assignments
+from headgate.supervisor.triggers.releases import Releases
 from headgate.triggers.base import BaseTrigger
 
 S = TaskState
@@ -172,12 +172,12 @@ def _a_fired_trigger_is_started_again() -> Sequence[Patch]:
         run.is_fulfilled = False
         return original(run, error or closed)
 
-    def is_over(self: SupervisorCore, trigger_id: int, stored: Any) -> bool:
+    def is_over(self: Releases, trigger_id: int, over: Any) -> bool:
         return False
 
     original = trigger_run.judge
     return [
-        (SupervisorCore, "_is_over", is_over),
+        (Releases, "is_over", is_over),
         (Assignments, "expect_end", expect_nothing),
         (host, "judge", restart),
     ]
