@@ -125,6 +125,17 @@ def test_the_oldest_of_too_many_is_forgotten_and_a_new_look_keeps_one(monkeypatc
     assert repr(mask) == "<SecretMask with 20 forms>"
 
 
+def test_secrets_that_are_too_long_together_are_forgotten_from_the_oldest_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "FORMS_CHARS_MAX", 30_000)
+    mask = mask_of("a" * 1_000, "b" * 1_000)
+    mask.add("c" * 1_000)
+    assert mask.hide("a" * 1_000) == mask.hide("b" * 1_000) == mask.hide("c" * 1_000) == "***"
+    for letter in "defg":
+        mask.add(letter * 1_000)
+    assert mask.hide("a" * 1_000) == "a" * 1_000
+    assert mask.hide("f" * 1_000) == mask.hide("g" * 1_000) == "***"
+
+
 def test_apart_leaves_no_trace() -> None:
     mask = mask_of("before")
     with mask.apart():

@@ -20,8 +20,10 @@ from headgate.protocol.uris import parse_uri
 
 MASK: Final = "***"
 SECRET_CHARS_MIN: Final = 6
-# Forms searched for in each line. Each line costs a search for each form, so beyond this number the oldest is dropped.
+# Forms searched for in each line. Each line costs a search for each form, so beyond this number, or this number of
+# characters, the oldest are dropped. Those of one secret always fit.
 FORMS_MAX: Final = 20_000
+FORMS_CHARS_MAX: Final = 32 * 1024 * 1024
 MEMBERS_MAX: Final = 200  # texts within one secret that is JSON, or has several lines
 
 
@@ -103,8 +105,11 @@ class SecretMask:
             for form in _forms_of(secret):
                 self._forms.pop(form, None)
                 self._forms[form] = None
-        for form in list(self._forms)[: max(0, len(self._forms) - FORMS_MAX)]:
-            self._forms.pop(form, None)
+        chars = 0
+        for number, form in enumerate(reversed(list(self._forms)), 1):
+            chars += len(form)
+            if number > FORMS_MAX or chars > FORMS_CHARS_MAX:
+                self._forms.pop(form, None)
         # Repeat if another thread has added one meanwhile, so that the last thread here has seen all of them.
         while True:
             forms = list(self._forms)

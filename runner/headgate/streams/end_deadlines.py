@@ -20,11 +20,12 @@ from headgate.streams.subscription import Subscription
 class _EndDeadline:
     """The number of ``pulls`` of a subscriber at the last check, and the time from which its deadline counts."""
 
-    __slots__ = ("key", "pulls", "since", "was_told")
+    __slots__ = ("key", "pulls", "since", "subscription", "was_told")
 
-    def __init__(self, key: Hashable, pulls: int, since: float) -> None:
+    def __init__(self, subscription: Subscription, key: Hashable, since: float) -> None:
+        self.subscription = subscription
         self.key = key
-        self.pulls = pulls
+        self.pulls = subscription.pulls
         self.since = since
         self.was_told = False  # the failure of the stream was raised at its pull
 
@@ -41,26 +42,26 @@ class EndDeadlines:
         self._timeout_s = timeout_s
         self._now = now
         self._is_awaited = is_awaited
-        self._waiting: dict[Subscription, _EndDeadline] = {}
+        self._waiting: dict[int, _EndDeadline] = {}  # by trigger, which leaves one stream before it joins the next
 
     def start(self, subscription: Subscription, key: Hashable) -> None:
         """Start the deadline of a subscriber whose stream has just failed."""
-        self._waiting[subscription] = _EndDeadline(key, subscription.pulls, self._now())
+        self._waiting[subscription.trigger_id] = _EndDeadline(subscription, key, self._now())
 
     def cancel(self, trigger_id: int) -> None:
-        """Forget the deadlines of a trigger that has left."""
-        for subscription in [each for each in self._waiting if each.trigger_id == trigger_id]:
-            del self._waiting[subscription]
+        """Forget the deadline of a trigger that has left."""
+        self._waiting.pop(trigger_id, None)
 
     def expire(self, now: float) -> float | None:
         """Fail the subscribers whose deadline has passed; return the next deadline, None if there is none."""
         next_due: float | None = None
-        for subscription, deadline in list(self._waiting.items()):
+        for trigger_id, deadline in list(self._waiting.items()):
+            subscription = deadline.subscription
             if self._starts_over(subscription, deadline):
                 deadline.pulls, deadline.since = subscription.pulls, now
             due = deadline.since + self._timeout_s
             if due <= now:
-                del self._waiting[subscription]
+                del self._waiting[trigger_id]
                 subscription.fail(AckTimeout(deadline.key, self._timeout_s, after_end=True))
             elif next_due is None or due < next_due:
                 next_due = due
