@@ -262,6 +262,19 @@ def test_of_several_supervisors_one_makes_the_run_of_a_signal(postgres_url: str,
     assert len(made) == len(set(made)) == 30
 
 
+def test_many_signals_for_one_dag_hold_up_the_runs_of_no_other(dags: Dags) -> None:
+    for name in ("flooded", "third", "fourth"):
+        dags.save(SignalSchedule((SignalRule(name),)), name, max_active_runs=1000)
+    for key in ("flooded", "flooded", "flooded", "flooded", "third", "flooded", "flooded", "fourth", "flooded"):
+        dags.send(key)
+        dags.clock.advance(1)
+    dags.store.scheduling.consider_signals(dags.epoch)
+    first, second = (
+        [name for name, _ in dags.store.scheduling.create_event_runs(dags.epoch, limit=2).made] for _ in range(2)
+    )
+    assert (first, second) == (["flooded", "third"], ["flooded", "fourth"])
+
+
 # --- signals that end runs -----------------------------------------------------------------------
 
 DRAIN = SignalRule("drain", action="STOP")

@@ -149,7 +149,9 @@ def _create_event_runs(
     tx: LeasedTx, graphs: Graphs, ready: Sequence[tuple[Source, Backlogged]], *, limit: int
 ) -> NewRuns:
     new = NewRuns()
-    for source, found in ready:
+    # Each has its share, and the one that has waited longest goes first: many events of one hold up no other DAG.
+    share = max(1, limit // len(ready))
+    for source, found in sorted(ready, key=lambda each: each[1].backlog.first_at):
         if len(new.made) >= limit:
             new.more = True
             break
@@ -165,7 +167,7 @@ def _create_event_runs(
         if schedule is None or one.is_held:
             continue
         spec = graphs.get(tx, one.dag_id, one.spec_hash).spec
-        room = min(limit - len(new.made), spec.max_active_runs - dags.count_active_runs(tx, one.dag_id))
+        room = min(share, limit - len(new.made), spec.max_active_runs - dags.count_active_runs(tx, one.dag_id))
         if room <= 0:
             continue
         waiting = source.waiting(tx, one.dag_id, contracts.rows_needed(schedule, room))
