@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
-# For two cores: tests wait for other processes half of their time, campaigns compute.
+# For two cores: all but a few wait for other processes half of their time.
 PARALLEL := --dist worksteal --numprocesses
 
 # Without files of compiled code each of the many processes that tests start would compile all of headgate.
@@ -14,15 +14,15 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)  ## the main job on SQLite, with kills: make demo ARGS="--kills 50"
 	$(VENV)/bin/headgate demo $(ARGS)
 
-test: $(READY)  ## all tests but the campaigns: make test ARGS="-k streams"
+test: $(READY)  ## all tests but those of `make proof`: make test ARGS="-k streams"
 	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m "not campaign" $(ARGS)
 
 QUICK := protocol child streams runner brokers triggers tasks scheduling testing worker
 test-quick: $(READY)  ## the tests without databases: make test-quick VENV=.venv-3.13 PYTHON=python3.13
 	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m "not campaign" $(addprefix tests/,$(QUICK)) $(ARGS)
 
-proof: $(READY)  ## the campaigns in a bounded form: crash tests, simulation, deliberate bugs, fuzzing
-	$(VENV)/bin/python -m pytest $(PARALLEL) 2 -m campaign $(ARGS)
+proof: $(READY)  ## campaigns in a bounded form (crash tests, simulation, deliberate bugs, fuzzing), and real processes on PostgreSQL
+	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m campaign $(ARGS)
 
 crash: $(READY)  ## kills at every mark, and at random; adds to docs/proof.md: make crash ARGS="--kills 10000"
 	$(VENV)/bin/python -m tests.proof.crash $(ARGS)

@@ -163,9 +163,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("campaign") is not None and item.get_closest_marker("timeout") is None:
             # Campaigns get the time that they take: they compute, and wait for nothing that could fail to come.
             item.add_marker(pytest.mark.timeout(CAMPAIGN_S_MAX))
+    for item in items:
+        # What starts processes takes half of all the time, and does the same on PostgreSQL as on SQLite.
+        if item.path.is_relative_to(SLOW_TESTS) and _database_of(item) == "postgresql":
+            item.add_marker(pytest.mark.campaign)
     yield
     if workers > 1:
         items[:] = _slow_ones_first(items, workers)
+
+
+def _database_of(item: pytest.Item) -> str | None:
+    """The kind of database that a test is run on, if it is run on both."""
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return next((kind for kind in params.values() if kind in ("sqlite", "postgresql")), None)
 
 
 def _slow_ones_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

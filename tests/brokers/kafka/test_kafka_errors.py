@@ -30,6 +30,8 @@ from headgate.testing.brokers.reading import Reading, names
 from headgate.testing.brokers.station import CONNECTION, WITHIN_S, wait_until
 from headgate.triggers.named_values import Connection
 
+pytestmark = pytest.mark.campaign  # clusters that are in trouble take their time
+
 TOPIC, GROUP = "orders", "accounting"
 
 

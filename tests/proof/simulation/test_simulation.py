@@ -17,8 +17,8 @@ pytestmark = pytest.mark.campaign
 
 ROOT = Path(__file__).parents[3]
 SEEDS: dict[FamilyName, int] = {
-    "pair": 2000,
-    "tasks": 300,
+    "pair": 1000,
+    "tasks": 200,
     "groups": 60,
     "signals": 60,
 }  # in `make proof`; `make simulate SEEDS=N` judges more

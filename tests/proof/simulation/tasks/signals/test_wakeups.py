@@ -22,7 +22,7 @@ from headgate.supervisor.tasks import scheduler
 pytestmark = pytest.mark.campaign
 
 NEVER_S = 1000.0  # longer than a scenario
-SEEDS: dict[FamilyName, range] = {"tasks": range(150), "groups": range(60), "signals": range(60, 160)}
+SEEDS: dict[FamilyName, range] = {"tasks": range(100), "groups": range(60), "signals": range(60, 110)}
 
 
 @pytest.fixture(autouse=True)
