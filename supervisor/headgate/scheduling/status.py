@@ -80,6 +80,17 @@ class TroubledConsumer(msgspec.Struct, frozen=True):
     newest_age_s: float
 
 
+class Undecided(msgspec.Struct, frozen=True):
+    """A task whose ``on_signal`` could not decide about signals, the last time ``age_s`` seconds ago."""
+
+    dag: str
+    run_id: str
+    task_id: str
+    signals: int
+    age_s: float
+    error: str
+
+
 class Drifted(msgspec.Struct, frozen=True):
     """A stream whose broker was not where headgate has left it, which nobody has accepted; ``verdict`` is the worst."""
 
@@ -116,6 +127,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     drifted: tuple[Drifted, ...] = ()
     letters: tuple[Letters, ...] = ()
     consumers: tuple[TroubledConsumer, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
     import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
     failed_runs: tuple[tuple[str, str], ...] = ()
     old_keys: int = 0
@@ -151,6 +163,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_drift(facts.drifted),
         *_letters(facts.letters),
         *_consumers(facts.consumers),
+        *_undecided(facts.undecided),
         *_files(facts.import_errors),
         *_runs(facts.failed_runs),
         *_keys(facts.old_keys),
@@ -332,7 +345,7 @@ def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
     return found
 
 
-def _named(task: Overdue) -> str:
+def _named(task: Overdue | Undecided) -> str:
     return f"{task.dag} {task.run_id} {task.task_id}"
 
 
@@ -380,6 +393,21 @@ def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
         text = f"{counted(total, 'event')} set aside by {by}, the newest {span(newest.newest_age_s)} ago: {some(each)}"
         found.append(Problem("attention", "set_aside", text, f"headgate consumers letters {newest.name}", each))
     return found
+
+
+def _undecided(tasks: Sequence[Undecided]) -> list[Problem]:
+    """Return that signals did nothing, because users' code could not decide about them."""
+    if not tasks:
+        return []
+    newest = min(tasks, key=lambda one: one.age_s)
+    text = f"on_signal of {counted_rows(tasks, 'task')} could not decide about {_signals_of(tasks)}, which did nothing"
+    text += f"; the newest {span(newest.age_s)} ago: {_named(newest)}: {newest.error}"
+    lines = tuple(f"{_named(one)}: {_signals_of([one])}, {span(one.age_s)} ago: {one.error}" for one in tasks)
+    return [Problem("attention", "undecided_signals", text, f"headgate why {_named(newest)}", lines)]
+
+
+def _signals_of(tasks: Sequence[Undecided]) -> str:
+    return counted(sum(one.signals for one in tasks), "signal")
 
 
 def _files(errors: Sequence[tuple[str, str]]) -> list[Problem]:

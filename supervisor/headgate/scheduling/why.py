@@ -217,7 +217,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
     about the end of a task or the time, for what a user asked for, and if the run has ended. The next start of a rule
     about the time is ``due_in_s``. Users' code may decide about its signals: ``asks`` is "no",
     "yes", or "now" if it is asked about the next ones; ``error`` is why it could not, and ``decided`` what it said
-    about ``met_version``.
+    about ``met_version``. ``undecided`` counts the signals that do nothing because it could not decide about them.
     """
 
     text: str
@@ -230,6 +230,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
     error: str | None = None
     decided: Action | None = None
     due_in_s: float | None = None
+    undecided: int = 0
 
     @property
     def is_met(self) -> bool:

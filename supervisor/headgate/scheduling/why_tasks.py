@@ -21,6 +21,7 @@ from headgate.scheduling.why import (
     TaskStreamFacts,
     alive,
     answered,
+    counted,
     gone,
     moment,
     nobody_serves,
@@ -59,7 +60,7 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
         case _S.FAILED if facts.is_map and (found := why_maps.unexpandable(facts)) is not None:
             return [found]
         case _S.SUCCESS | _S.FAILED | _S.SKIPPED | _S.UPSTREAM_FAILED | _S.REMOVED:
-            return [*_starts_after_the_pause(facts), _ended(facts)]
+            return [*_starts_after_the_pause(facts), *_after_its_end(facts)]
         case _:
             assert_never(facts.state)
 
@@ -107,9 +108,22 @@ def _signals(facts: TaskFacts) -> list[Finding]:
         waits.append(" and ".join(rule.text for rule in missing))
     elif needed:
         return [_upstream(facts)] if ready(facts.trigger_rule, _above(facts)) == "wait" else [_about_to("run")]
+    if (undecided := _undecided(facts)) is not None:
+        return [undecided]
     text = f"it is started by a signal, and none has met its rules: {'; or '.join(waits)}"
     next_ = f"`headgate signals send KEY VALUE`; {_start(facts)}"
     return [Finding("waits_for_signal", text, next_)]
+
+
+def _undecided(facts: TaskFacts) -> Finding | None:
+    """Return that signals did nothing, because the task's on_signal could not decide about them."""
+    rules = [rule for rule in facts.rules if rule.undecided]
+    if not rules:
+        return None
+    told = [f"{rule.text}: {counted(rule.undecided, 'signal')}, {shortened(rule.error)}" for rule in rules]
+    text = f"its on_signal could not decide about signals, which do nothing: {'; '.join(told)}"
+    logs = f"`headgate tasks logs {facts.dag} {facts.run_id} {facts.task_id}` has all errors"
+    return Finding("undecided", text, f"{logs}; once the file is mended, send such a signal again, or {_start(facts)}")
 
 
 def _rule(rule: RuleFacts) -> str:
@@ -125,6 +139,7 @@ def _rule(rule: RuleFacts) -> str:
     action = rule.action if rule.asks == "no" else "on_signal decides"
     asks = "; it is asked about the next" if rule.asks == "now" else ""
     error = "" if rule.error is None else f"; it failed: {rule.error}"
+    error += f"; it could not decide about {counted(rule.undecided, 'signal')}" if rule.undecided else ""
     return f"{action}{', necessary' if rule.is_necessary else ''}: {rule.text}{held}{met}{asks}{error}"
 
 
@@ -386,6 +401,13 @@ def _starts_after_the_pause(facts: TaskFacts) -> list[Finding]:
     needed = [rule.is_met for rule in facts.rules if rule.is_necessary]
     is_met = any(rule.is_met and not rule.is_necessary for rule in facts.rules) or (bool(needed) and all(needed))
     return _paused(facts) if is_met else []
+
+
+def _after_its_end(facts: TaskFacts) -> list[Finding]:
+    undecided = _undecided(facts)
+    if undecided is None:
+        return [_ended(facts)]
+    return [undecided, _ended(facts)] if facts.state is _S.SKIPPED else [_ended(facts), undecided]
 
 
 def _ended(facts: TaskFacts) -> Finding:

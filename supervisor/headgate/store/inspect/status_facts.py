@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import ColumnElement, Select, and_, false, func, literal_column, or_, select
 
 from headgate.protocol.messages.dags import TaskState
@@ -23,6 +24,7 @@ from headgate.scheduling.status import (
     TroubledConsumer,
     TroubledTrigger,
     Unclaimed,
+    Undecided,
 )
 from headgate.scheduling.why import shortened
 from headgate.store.db.bulk import chunks
@@ -41,6 +43,7 @@ from headgate.store.tables import (
     dead_letter,
     encryption_key,
     import_error,
+    signal_wait,
     stream,
     task_instance,
     trigger,
@@ -53,6 +56,7 @@ AWAY_S = 10.0  # a broker that is restarted is back by then
 LATE_S = 60.0  # a scheduler looks at what is due about every second
 SCHEDULED_LATE_S = 15 * 60.0  # tasks wait for workers and pools by design, but not so long
 FAILED_RUNS_S = 86_400.0
+UNDECIDED_S = 86_400.0
 QUEUES_MAX = 100  # of open triggers
 OWNERS_MAX = 1000  # of triggers, and of tasks
 
@@ -82,6 +86,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),
+        undecided=_undecided(tx),
         import_errors=_import_errors(tx),
         failed_runs=_failed_runs(tx),
         old_keys=_old_keys(tx),
@@ -279,6 +284,24 @@ def _consumers(tx: Tx) -> tuple[TroubledConsumer, ...]:
         age_s = (tx.now - last_at).total_seconds()
         found.append(TroubledConsumer(row.name, row.failures, shortened(row.last_error), count, age_s))
     return tuple(found)
+
+
+def _undecided(tx: Tx) -> tuple[Undecided, ...]:
+    """Return the tasks with signals that were given up within the last day; a task may have several rules."""
+    w = signal_wait.c
+    rows = (
+        select(*_NAMES, w.undecided, w.undecided_at, w.decision_error)
+        .select_from(_RUNS.join(signal_wait, w.task_instance_id == _C.id))
+        .where(w.undecided_at > tx.now - timedelta(seconds=UNDECIDED_S))
+        .order_by(w.undecided_at.desc())
+        .limit(COUNTED_MAX)
+    )
+    found: dict[tuple[str, str, str], Undecided] = {}
+    for name, run_id, task_id, index, signals, at, error in tx.connection.execute(rows):
+        task = (name, run_id, instance_name(task_id, index))
+        newest = found.setdefault(task, Undecided(*task, 0, (tx.now - at).total_seconds(), shortened(error)))
+        found[task] = msgspec.structs.replace(newest, signals=newest.signals + signals)
+    return tuple(found.values())
 
 
 def _import_errors(tx: Tx) -> tuple[tuple[str, str], ...]:

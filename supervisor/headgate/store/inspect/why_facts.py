@@ -395,6 +395,7 @@ def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None, *, is_open: 
                 last_version=last,
                 asks="no" if row is None or not row.asks else "yes" if row.ask_at is None else "now",
                 error=None if row is None else row.decision_error,
+                undecided=0 if row is None else row.undecided,
                 decided=None if row is None else row.decided,
                 due_in_s=None if row is None else _until(tx.now, row.due_at),
             )
