@@ -8,6 +8,7 @@ tasks, then what has failed before.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -56,6 +57,14 @@ class Overdue(msgspec.Struct, frozen=True):
     run_id: str
     task_id: str
     late_s: float
+
+
+class MissingPool(msgspec.Struct, frozen=True):
+    """A pool that there is not, and the ``tasks`` that wait for it, up to `COUNTED_MAX`; ``first`` is one of them."""
+
+    name: str
+    tasks: int
+    first: tuple[str, str, str]  # dag, run_id, task_id
 
 
 class Letters(msgspec.Struct, frozen=True):
@@ -121,6 +130,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     has_active_runs: bool = False
     unclaimed: tuple[Unclaimed, ...] = ()
     troubled: tuple[TroubledTrigger, ...] = ()
+    missing_pools: tuple[MissingPool, ...] = ()
     overdue: tuple[Overdue, ...] = ()
     away: tuple[BrokerAway, ...] = ()
     impeded: tuple[tuple[int, str], ...] = ()  # supervisors by their epochs, and what they cannot use the database for
@@ -159,6 +169,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_streams(facts.troubled),
         *_away(facts.away),
         *_triggers(facts.troubled),
+        *_pools(facts.missing_pools),
         *_tasks(facts.overdue),
         *_drift(facts.drifted),
         *_letters(facts.letters),
@@ -323,6 +334,17 @@ def _of_hold(held: Iterable[TroubledTrigger], hold: str) -> list[TroubledTrigger
 
 
 # --- tasks, and what has failed ------------------------------------------------------------------
+
+
+def _pools(missing: Sequence[MissingPool]) -> list[Problem]:
+    """Return a problem for each pool that there is not: its tasks wait until somebody makes it."""
+    found = []
+    for pool in missing:
+        waiting = counted_rows(range(pool.tasks), "task")
+        text = f"there is no pool named {pool.name!r}, for which {waiting} wait{'s' if pool.tasks == 1 else ''}"
+        text += f": {' '.join(pool.first)}"
+        found.append(Problem("broken", "no_such_pool", text, f"headgate pools set {shlex.quote(pool.name)} SLOTS"))
+    return found
 
 
 def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
