@@ -91,13 +91,17 @@ class StreamFacts(msgspec.Struct, frozen=True):
 
 
 class SignalFacts(msgspec.Struct, frozen=True):
-    """The wait for a signal: its key, its namespace, the version up to which none fits, and the newest version."""
+    """The wait for a signal: its key, its namespace, the version up to which none fits, and the newest version.
+
+    ``replaced`` of the newest versions have the id of an event in place of its payload, which is too large.
+    """
 
     key: str
     namespace: str
     seen_version: int
     last_version: int
     has_value: bool
+    replaced: int = 0
 
 
 class TriggerFacts(msgspec.Struct, frozen=True):
@@ -217,7 +221,8 @@ class RuleFacts(msgspec.Struct, frozen=True):
     about the end of a task or the time, for what a user asked for, and if the run has ended. The next start of a rule
     about the time is ``due_in_s``. Users' code may decide about its signals: ``asks`` is "no",
     "yes", or "now" if it is asked about the next ones; ``error`` is why it could not, and ``decided`` what it said
-    about ``met_version``. ``undecided`` counts the signals that do nothing because it could not decide about them.
+    about ``met_version``. ``undecided`` counts the signals that do nothing because it could not decide about them,
+    ``replaced`` those among the newest that have the id of an event in place of its payload, which is too large.
     """
 
     text: str
@@ -231,6 +236,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
     decided: Action | None = None
     due_in_s: float | None = None
     undecided: int = 0
+    replaced: int = 0
 
     @property
     def is_met(self) -> bool:
@@ -363,6 +369,11 @@ def shortened(error: str | None) -> str:
     """Return an error on one line, without its traceback, its end cut if it is long."""
     text = error_line(error or "")
     return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
+
+
+def replaced_signals(count: int) -> str:
+    """Return that so many of the newest signals do not have the payload of their event, after a semicolon."""
+    return f"; {count:,} of the newest have the id of an event alone, whose payload is too large" if count else ""
 
 
 def moment(in_s: float | None) -> str:

@@ -27,6 +27,7 @@ from headgate.scheduling.why import (
     nobody_serves,
     owner_facts,
     quoted,
+    replaced_signals,
     shortened,
     some,
     span,
@@ -140,6 +141,7 @@ def _rule(rule: RuleFacts) -> str:
     asks = "; it is asked about the next" if rule.asks == "now" else ""
     error = "" if rule.error is None else f"; it failed: {rule.error}"
     error += f"; it could not decide about {counted(rule.undecided, 'signal')}" if rule.undecided else ""
+    held += replaced_signals(rule.replaced)
     return f"{action}{', necessary' if rule.is_necessary else ''}: {rule.text}{held}{met}{asks}{error}"
 
 

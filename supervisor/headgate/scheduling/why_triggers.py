@@ -18,6 +18,7 @@ from headgate.scheduling.why import (
     gone,
     nobody_serves,
     owner_facts,
+    replaced_signals,
     shortened,
     span,
 )
@@ -104,7 +105,7 @@ def _waits_for_signal(signal: SignalFacts) -> Finding:
     where = "" if signal.namespace == DEFAULT_NAMESPACE else f" in the namespace {signal.namespace!r}"
     of_value = " with a certain value" if signal.has_value else ""
     text = f"it waits for a signal{of_value} under the key {signal.key!r}{where}, later than version"
-    text = f"{text} {signal.seen_version:,}; the newest is {signal.last_version:,}"
+    text = f"{text} {signal.seen_version:,}; the newest is {signal.last_version:,}{replaced_signals(signal.replaced)}"
     if signal.last_version > signal.seen_version:
         return Finding("signal_unseen", text, "a supervisor looks at it within seconds")
     value = " VALUE" if signal.has_value else ""

@@ -42,7 +42,7 @@ from headgate.store.inspect import maps
 from headgate.store.inspect.dags import RUN_STATE
 from headgate.store.inspect.runs import TaskRef
 from headgate.store.inspect.strikes import count_passed_over, strikes_of
-from headgate.store.signals import subscriptions, waits
+from headgate.store.signals import feeds, subscriptions, waits
 from headgate.store.tables import (
     asset_watcher,
     dag,
@@ -198,7 +198,8 @@ def _signal(tx: Tx, trigger_id: int) -> SignalFacts | None:
     ).first()
     if row is None:
         return None
-    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, row.predicate is not None)
+    replaced = feeds.count_replaced(tx, row.key, row.namespace)
+    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, row.predicate is not None, replaced)
 
 
 def _struck(tx: Tx, row: Any) -> StruckMessage | None:
@@ -396,6 +397,7 @@ def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None, *, is_open: 
                 asks="no" if row is None or not row.asks else "yes" if row.ask_at is None else "now",
                 error=None if row is None else row.decision_error,
                 undecided=0 if row is None else row.undecided,
+                replaced=feeds.count_replaced(tx, rule.key, rule.namespace) if isinstance(rule, SignalRule) else 0,
                 decided=None if row is None else row.decided,
                 due_in_s=None if row is None else _until(tx.now, row.due_at),
             )
