@@ -217,6 +217,8 @@ class MapFacts(msgspec.Struct, frozen=True):
 class RuleFacts(msgspec.Struct, frozen=True):
     """A rule of a task about signals, as ``text``. ``met_version`` has met it, and waits for the task to start.
 
+    ``sent_by`` is the command that sends one which may meet it; empty for a rule that is about no key.
+
     ``last_version`` is the newest of its key, of which all up to ``seen_version`` were held against it; None for a rule
     about the end of a task or the time, for what a user asked for, and if the run has ended. The next start of a rule
     about the time is ``due_in_s``. Users' code may decide about its signals: ``asks`` is "no",
@@ -237,6 +239,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
     due_in_s: float | None = None
     undecided: int = 0
     replaced: int = 0
+    sent_by: str = ""
 
     @property
     def is_met(self) -> bool:
@@ -369,11 +372,6 @@ def shortened(error: str | None) -> str:
     """Return an error on one line, without its traceback, its end cut if it is long."""
     text = error_line(error or "")
     return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
-
-
-def replaced_signals(count: int) -> str:
-    """Return that so many of the newest signals do not have the payload of their event, after a semicolon."""
-    return f"; {count:,} of the newest have the id of an event alone, whose payload is too large" if count else ""
 
 
 def moment(in_s: float | None) -> str:

@@ -193,8 +193,8 @@ def test_what_was_given_up_is_told_for_a_day_also_if_its_run_has_ended(jobs: Job
         "'labels', at_least 3: 1 signal, version 1, try 3 of 3: ValueError: labels",
     )
     assert answer_now.next == (
-        "`headgate tasks logs etl r1 job` has all errors; once the file is mended, send such a signal again, or "
-        "`headgate tasks start etl r1 job`"
+        "`headgate tasks logs etl r1 job` has all errors; once the file is mended: `headgate signals send drift`, "
+        "`headgate signals send labels VALUE`, or `headgate tasks start etl r1 job`"
     )
     (problem,) = (one for one in jobs.store.inspect.status() if one.reason == "undecided_signals")
     assert problem.details == ("etl r1 job: 2 signals, 2.0 s ago: version 1, try 3 of 3: ValueError: labels",)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.rules import SignalRule, rule_name
+from headgate.protocol.messages.rules import Rule, SignalRule, rule_name
 from headgate.scheduling import signal_rules
+from headgate.scheduling.signal_rules import send_command
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
     EndlessFacts,
@@ -397,12 +398,19 @@ def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None, *, is_open: 
                 asks="no" if row is None or not row.asks else "yes" if row.ask_at is None else "now",
                 error=None if row is None else row.decision_error,
                 undecided=0 if row is None else row.undecided,
+                sent_by=_sent_by(rule),
                 replaced=feeds.count_replaced(tx, rule.key, rule.namespace) if isinstance(rule, SignalRule) else 0,
                 decided=None if row is None else row.decided,
                 due_in_s=None if row is None else _until(tx.now, row.due_at),
             )
         )
     return tuple(told)
+
+
+def _sent_by(rule: Rule) -> str:
+    if not isinstance(rule, SignalRule):
+        return ""
+    return send_command(rule.key, rule.namespace, has_value=rule.predicate is not None)
 
 
 def _task_stream(tx: Tx, instance: TaskInstanceId) -> TaskStreamFacts | None:
