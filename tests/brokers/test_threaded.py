@@ -493,5 +493,8 @@ def test_a_message_that_is_too_long_is_named_with_both_numbers() -> None:
     assert oversized(10, b"x", 10) is None
     refused = oversized(1_000_001, b"x" * 10_000, 1_000_000)
     assert refused == Undecodable(
-        "the message has 1,000,001 bytes, and message_bytes_max is 1,000,000", b"x" * 4096, is_whole=False
+        "the message has 1,000,001 bytes, and message_bytes_max is 1,000,000",
+        b"x" * 4096,
+        is_whole=False,
+        whole_bytes=1_000_001,
     )

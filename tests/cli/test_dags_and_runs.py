@@ -65,6 +65,14 @@ def test_a_run_without_a_name_is_named_by_the_time(call_database: Any, etl: Task
     assert (row["run_type"], row["run_id"][:8]) == ("manual", "manual__")
 
 
+def test_a_dag_without_tasks_is_told_of_where_it_is_started_and_shown(call_database: Any, etl: Tasks) -> None:
+    etl.store.tasks.save_file(etl.epoch, "empty.py", [DagSpec("empty")])
+    way_out = "a @task function makes one when it is called in the DAG's with block\n"
+    called = call_database("dags", "trigger", "empty", "--run-id", "mine")
+    assert called.out == f"created run mine of empty\nthe DAG has no tasks, so the run does nothing: {way_out}"
+    assert call_database("dags", "show", "empty").out.endswith(f"the DAG has no tasks: {way_out}")
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

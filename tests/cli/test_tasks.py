@@ -95,6 +95,9 @@ def test_tasks_are_started_restarted_and_stopped_by_hand(call_database: Any, etl
         assert called.out == f"a of run r1 of etl, which is {before}, is to {command}\n"
         etl.plan()
         assert states(etl).split()[0] == after
+        if command == "stop":
+            called = call_database("tasks", "stop", "etl", "latest", "a")
+            assert (called.code, called.out) == (0, "a of run r1 of etl has ended already: skipped\n")
     called = call_database("tasks", "start", "etl", "r1", "nothing")
     assert (called.code, "nothing" in called.err) == (1, True)
     assert query("SELECT * FROM signal_key") == [], "no signal stands for it"

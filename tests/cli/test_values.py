@@ -73,6 +73,13 @@ def test_a_connection_that_cannot_be_read_is_not_stored(call_database: Any, uri:
     assert call_database("connections", "list", "--json").rows() == []
 
 
+@pytest.mark.parametrize(("name", "whose"), [("default_pool", "every task that names no pool"), ("gpu", "its tasks")])
+def test_a_pool_without_slots_is_warned_of(call_database: Any, etl: Tasks, name: str, whose: str) -> None:
+    called = call_database("pools", "set", name, "0")
+    assert (called.code, called.out) == (0, f"the pool {name} has 0 slots\n")
+    assert called.err == f"with 0 slots none of its tasks starts: this stops {whose}\n"
+
+
 def test_pools_are_made_changed_and_listed(call_database: Any, etl: Tasks) -> None:
     assert call_database("pools", "set", "gpu", "2").out == "the pool gpu has 2 slots\n"
     assert call_database("pools", "set", "gpu", "3").code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -30,7 +31,7 @@ def run(url: str, *arguments: str, **more: str) -> tuple[int, str]:
     ran = subprocess.run(
         command, env=environment_of(url, **more), capture_output=True, text=True, timeout=WAITED_MAX_S, check=False
     )
-    return ran.returncode, ran.stderr.splitlines()[-1] if ran.stderr else ""
+    return ran.returncode, ran.stderr.strip()
 
 
 @contextmanager
@@ -86,6 +87,14 @@ def test_on_this_machine_it_may_answer_everybody_if_it_is_told_so(sqlite_url: st
 def test_what_is_not_safe_is_refused(sqlite_url: str, arguments: tuple[str, ...], problem: str) -> None:
     code, said = run(sqlite_url, *arguments)
     assert (code, problem in said) == (2, True), said
+
+
+def test_an_address_that_is_in_use_is_named(sqlite_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, said = run(sqlite_url, "--grpc", address, "--no-token")
+    problem = f"headgate: cannot listen on {address}: Address already in use; choose another address with --grpc"
+    assert (code, said.splitlines()) == (2, [problem])
 
 
 def test_a_short_token_and_one_without_a_file_are_refused(sqlite_url: str, tmp_path: Path) -> None:

@@ -113,8 +113,14 @@ def test_actions_are_those_of_the_proposal() -> None:
         ({"signals": [On(7)]}, "signals: the key of a signal must be a str, not 7"),  # type: ignore[arg-type]
         ({"signals": [On("")]}, "the key of a signal '' must have 1..512 characters"),
         ({"signals": [On("k", 3)]}, r"the predicate must be made by a function as equal\(\), not 3"),  # type: ignore[arg-type]
-        ({"signals": [On("k", action="BEGIN")]}, "'BEGIN' is not a valid SignalAction"),  # type: ignore[arg-type]
-        ({"signals": [On("k", condition="both")]}, "'both' is not a valid SignalCondition"),  # type: ignore[arg-type]
+        (
+            {"signals": [On("k", action="BEGIN")]},  # type: ignore[arg-type]
+            "the action of a rule must be one of NONE, START, RESTART, STOP, not 'BEGIN'",
+        ),
+        (
+            {"signals": [On("k", condition="both")]},  # type: ignore[arg-type]
+            "the condition of a rule must be one of sufficient, necessary, not 'both'",
+        ),
         ({"signals": [On("k", since="ever")]}, "since must be 'run', 'latest' or 'last_run', not 'ever'"),  # type: ignore[arg-type]
         ({"signals": [On("k", namespace="")]}, "the namespace"),
         ({"signals": [On(TaskEnded("t", "running"))]}, "'running' is not a state in which a task ends"),  # type: ignore[arg-type]

@@ -439,6 +439,19 @@ def test_a_task_reads_what_others_have_left() -> None:
     assert outcome == StepSucceeded(xcoms=(XCom("return_value", b'[[1,2],2,"none"]'),))
 
 
+def test_the_log_warns_of_a_read_from_a_task_that_the_dag_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
+    with DAG("orders"):
+        PythonOperator(task_id="extract", python_callable=dict)
+        read = PythonOperator(
+            task_id="read", python_callable=lambda ti: [ti.xcom_pull(name) for name in ("extract", "read", "extrakt")]
+        )
+    outcome = step(read, read_xcom=lambda task_id, key, map_index: None)
+    assert outcome == StepSucceeded(xcoms=(XCom("return_value", b"[null,null,null]"),))
+    assert caplog.messages == [
+        "xcom_pull('extrakt') finds nothing: the DAG orders has no such task; it has extract, read"
+    ]
+
+
 def test_reading_where_nobody_knows_the_run_is_an_error() -> None:
     outcome = step(of(lambda ti: ti.xcom_pull("extract")))
     assert isinstance(outcome, StepFailed)

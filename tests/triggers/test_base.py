@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.encoding import TriggerNotStorable, encode_trigger
+from headgate.triggers.temporal import DateTimeTrigger, TimeDeltaTrigger
+
+DATE_TIME = "headgate.triggers.temporal.DateTimeTrigger"
 
 
 class Waiting(BaseTrigger):
@@ -40,3 +44,28 @@ def test_a_name_of_an_argument_that_is_no_text_is_refused_where_the_trigger_is_m
     trigger.kwargs = {"path": 1, key: 2}
     with pytest.raises(TriggerNotStorable, match=r"Waiting kwargs\[.*\] is no argument: its name must be a str"):
         encode_trigger(trigger)
+
+
+class AtNoon(DateTimeTrigger):
+    """Says that it is stored as its base, of which it has other arguments."""
+
+    def __init__(self, day: int) -> None:
+        super().__init__(datetime(2026, 1, day, 12, tzinfo=UTC))
+        self.day = day
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return DATE_TIME, {"day": self.day}
+
+
+class InFiveMinutes(TimeDeltaTrigger):
+    """Is stored as a trigger that waits for the same moment, as its base is."""
+
+    def __init__(self) -> None:
+        super().__init__(timedelta(minutes=5))
+
+
+def test_a_subclass_that_is_stored_as_a_base_with_other_arguments_is_named() -> None:
+    problem = rf"AtNoon\.serialize\(\) names its base {DATE_TIME}, which does not take these kwargs: .*'(day|moment)'"
+    with pytest.raises(TriggerNotStorable, match=problem):
+        encode_trigger(AtNoon(3))
+    assert encode_trigger(InFiveMinutes())[0] == DATE_TIME

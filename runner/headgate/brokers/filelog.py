@@ -438,7 +438,9 @@ def _undecodable(line: BadLine) -> Undecodable:
         content: str | bytes = line.head.decode()
     except UnicodeDecodeError:
         content = line.head
-    return Undecodable(line.reason, content, is_whole=len(line.head) == line.end_offset - line.offset - 1)
+    size = line.end_offset - line.offset - 1
+    is_whole = len(line.head) == size
+    return Undecodable(line.reason, content, is_whole, None if is_whole else size)
 
 
 class FileLogTrigger(BaseEventTrigger):

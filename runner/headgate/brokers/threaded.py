@@ -306,4 +306,4 @@ def oversized(size_bytes: int, head: bytes, bytes_max: int) -> Undecodable | Non
     if size_bytes <= bytes_max:
         return None
     reason = f"the message has {size_bytes:,} bytes, and message_bytes_max is {bytes_max:,}"
-    return Undecodable(reason, head[:HEAD_BYTES_MAX], is_whole=False)
+    return Undecodable(reason, head[:HEAD_BYTES_MAX], is_whole=False, whole_bytes=size_bytes)

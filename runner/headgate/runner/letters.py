@@ -111,7 +111,9 @@ class PassedOver:
             reason = f"the message cannot be decoded: {raw_event.reason}"
             content = message_content(raw_event.content)._replace(content="undecoded")
             if not raw_event.is_whole:
-                content = content._replace(data_bytes=content.data_bytes + 1)  # that of more than the data
+                more = content.data_bytes + 1  # that of more than the data
+                size = raw_event.whole_bytes if isinstance(raw_event.whole_bytes, int) else more
+                content = content._replace(data_bytes=max(more, size))
         letter = RefusedEvent(
             trigger_id=spec.trigger_id,
             trigger_run_id=spec.trigger_run_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from headgate.protocol.messages.rules import (
     Action,
@@ -27,6 +27,8 @@ from headgate.protocol.messages.signals import Comparison as _Comparison
 from headgate.protocol.values import encode_value
 from headgate.signals.base import Signal, SignalVersion
 from headgate.signals.cron import read_cron
+
+_E = TypeVar("_E", bound=enum.StrEnum)
 
 
 class SignalAction(enum.StrEnum):
@@ -97,8 +99,8 @@ class On:
 
         ``timezone`` is that of the DAG.
         """
-        action: Action = SignalAction(self.action).value
-        condition: Condition = SignalCondition(self.condition).value
+        action: Action = _one_of(SignalAction, self.action, "action").value
+        condition: Condition = _one_of(SignalCondition, self.condition, "condition").value
         if isinstance(self.key, TaskEnded | Every):
             if (self.predicate, self.namespace, self.since) != (None, DEFAULT_NAMESPACE, "run"):
                 raise ValueError(f"{type(self.key).__name__}(...) has no predicate, no namespace, and no since")
@@ -156,6 +158,14 @@ def end_rule(rule: On) -> SignalRule:
     found = replace(rule, action=STOP).to_rule()
     assert isinstance(found, SignalRule), "its key is a text"
     return found
+
+
+def _one_of(kind: type[_E], value: str, what: str) -> _E:
+    try:
+        return kind(value)
+    except ValueError:
+        expected = ", ".join(kind)
+        raise ValueError(f"the {what} of a rule must be one of {expected}, not {value!r:.100}") from None
 
 
 def _text(value: object, what: str) -> str:

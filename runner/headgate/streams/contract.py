@@ -44,12 +44,13 @@ class Undecodable(NamedTuple):
     No filter gets it. It becomes a dead letter of each subscriber, with ``reason`` and ``content`` (of types with a
     stored form, as text and bytes), and counts as acked once the letters are stored. If ``is_whole`` is false,
     ``content`` is the beginning of the message only; then it counts as rejected once they are stored, and the broker
-    has to keep it.
+    has to keep it. ``whole_bytes`` is then the size of the message, if that is known.
     """
 
     reason: str
     content: Any
     is_whole: bool = True
+    whole_bytes: int | None = None
 
 
 class Lag(NamedTuple):

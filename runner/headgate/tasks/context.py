@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol, TypedDict, cast
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from headgate.tasks.maps.worklists import Appends
     from headgate.tasks.operator import BaseOperator
 
+log = logging.getLogger(__name__)
+
+TASKS_NAMED_MAX: Final = 50  # of a DAG, in one line of a log
 RETURN_VALUE: Final = "return_value"  # the key of the value that a task returned
 
 
@@ -39,7 +43,8 @@ class TaskInstance:
     task, from 0, and ``map_name`` its name, None if it has none; of any other task they are -1 and None.
     ``map_length`` is the number of its instances, None as long as there may be more, and ``own`` the value at its
     index, if that is known. ``read_xcom`` reads the XComs of other tasks, and ``read_xcoms`` those of ``mapped`` ones.
-    ``beside`` are the tasks of the same mapped group, which have an instance at the same index.
+    ``beside`` are the tasks of the same mapped group, which have an instance at the same index, and ``tasks`` those of
+    the DAG, if it is known.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class TaskInstance:
         read_xcoms: XComPageReader | None = None,
         mapped: Collection[str] = (),
         beside: Collection[str] = (),
+        tasks: Collection[str] = (),
     ) -> None:
         self.dag_id = dag_id
         self.task_id = task_id
@@ -69,6 +75,7 @@ class TaskInstance:
         self._read_xcoms = read_xcoms
         self._mapped = mapped
         self._beside = beside
+        self._tasks = tasks
         self._appends: Appends | None = None
         self._pushed: dict[str, bytes] = {}
 
@@ -91,8 +98,9 @@ class TaskInstance:
     def xcom_pull(self, task_ids: str, key: str = RETURN_VALUE, *, default: Any = None) -> Any:
         """Return the XCom that the task ``task_ids`` of this run pushed under ``key``, or ``default`` if there is none.
 
-        Of a mapped task it is a `MappedOutput`, with the XComs of its instances; of one of the same mapped group the
-        value at the same index. Raises RuntimeError if the task does not run in a DAG run, as in some tests.
+        A task that the DAG does not have has none, and the log of the task warns of it. Of a mapped task it is a
+        `MappedOutput`, with the XComs of its instances; of one of the same mapped group the value at the same index.
+        Raises RuntimeError if the task does not run in a DAG run, as in some tests.
         """
         if task_ids in self._beside:
             return self.pull_at(task_ids, self.map_index, key, default=default)
@@ -108,6 +116,14 @@ class TaskInstance:
         if self._read_xcom is None:
             raise RuntimeError(f"xcom_pull({task_id!r}) needs a running DAG: there are no XComs of other tasks here")
         data = self._read_xcom(task_id, key, map_index)
+        if data is None and self._tasks and task_id not in self._tasks:
+            # No error, because the task may only be missing in this version of the file.
+            names = sorted(self._tasks)
+            more = f" and {len(names) - TASKS_NAMED_MAX:,} more" if len(names) > TASKS_NAMED_MAX else ""
+            log.warning(
+                "xcom_pull(%r) finds nothing: the DAG %s has no such task; it has %s%s",
+                *(task_id, self.dag_id, ", ".join(names[:TASKS_NAMED_MAX]), more),
+            )
         return default if data is None else decode_value(data)
 
     def append(self, value: Any, *, key: str | None = None) -> None:
@@ -256,6 +272,7 @@ def make_context(
         read_xcoms=read_xcoms,
         mapped={task_id for task_id, one in tasks.items() if one.is_mapped},
         beside=() if mapping is None else mapping.task_ids,
+        tasks=tasks,
     )
     start, end = data_interval or (None, None)
     context = Context(

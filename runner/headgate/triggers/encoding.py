@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import inspect
+from typing import Any, Final
 
 from headgate.protocol.errors import ValueNotSerializable
 from headgate.protocol.messages.dags import CLASSPATH_CHARS_MAX
@@ -34,7 +35,23 @@ def encode_trigger(trigger: BaseTrigger) -> tuple[str, bytes]:
     for key in kwargs:
         if not isinstance(key, str):
             raise TriggerNotStorable(f"{name} kwargs[{key!r:.100}]", "is no argument: its name must be a str")
+    _check_base(type(trigger), classpath, kwargs)
     return classpath, encode_value(kwargs, where=f"{name} kwargs", bytes_max=KWARGS_BYTES_MAX)
+
+
+def _check_base(cls: type[BaseTrigger], classpath: str, kwargs: dict[str, Any]) -> None:
+    """Raise `TriggerNotStorable` if a trigger is stored as one of its bases, which does not take its kwargs.
+
+    The runner would report that of the base alone, which may be a class of the library.
+    """
+    for base in cls.__mro__[1:]:
+        if f"{base.__module__}.{base.__qualname__}" == classpath:
+            try:
+                inspect.signature(base).bind(**kwargs)
+            except TypeError as error:
+                problem = f"names its base {classpath}, which does not take these kwargs: {error}"
+                way_out = f"return the path of {cls.__name__}, or what the base takes"
+                raise TriggerNotStorable(f"{cls.__name__}.serialize()", f"{problem}; {way_out}") from error
 
 
 def check_classpath(classpath: str) -> None:

@@ -8,6 +8,7 @@ tasks, then what has failed before.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -58,6 +59,14 @@ class Overdue(msgspec.Struct, frozen=True):
     late_s: float
 
 
+class MissingPool(msgspec.Struct, frozen=True):
+    """A pool that there is not, and the ``tasks`` that wait for it, up to `COUNTED_MAX`; ``first`` is one of them."""
+
+    name: str
+    tasks: int
+    first: tuple[str, str, str]  # dag, run_id, task_id
+
+
 class Letters(msgspec.Struct, frozen=True):
     """The open dead letters of one watcher or trigger, among the newest `COUNTED_MAX`."""
 
@@ -78,6 +87,17 @@ class TroubledConsumer(msgspec.Struct, frozen=True):
     error: str
     letters: int
     newest_age_s: float
+
+
+class Undecided(msgspec.Struct, frozen=True):
+    """A task whose ``on_signal`` could not decide about signals, the last time ``age_s`` seconds ago."""
+
+    dag: str
+    run_id: str
+    task_id: str
+    signals: int
+    age_s: float
+    error: str
 
 
 class Drifted(msgspec.Struct, frozen=True):
@@ -110,12 +130,14 @@ class StatusFacts(msgspec.Struct, frozen=True):
     has_active_runs: bool = False
     unclaimed: tuple[Unclaimed, ...] = ()
     troubled: tuple[TroubledTrigger, ...] = ()
+    missing_pools: tuple[MissingPool, ...] = ()
     overdue: tuple[Overdue, ...] = ()
     away: tuple[BrokerAway, ...] = ()
     impeded: tuple[tuple[int, str], ...] = ()  # supervisors by their epochs, and what they cannot use the database for
     drifted: tuple[Drifted, ...] = ()
     letters: tuple[Letters, ...] = ()
     consumers: tuple[TroubledConsumer, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
     import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
     failed_runs: tuple[tuple[str, str], ...] = ()
     old_keys: int = 0
@@ -147,10 +169,12 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_streams(facts.troubled),
         *_away(facts.away),
         *_triggers(facts.troubled),
+        *_pools(facts.missing_pools),
         *_tasks(facts.overdue),
         *_drift(facts.drifted),
         *_letters(facts.letters),
         *_consumers(facts.consumers),
+        *_undecided(facts.undecided),
         *_files(facts.import_errors),
         *_runs(facts.failed_runs),
         *_keys(facts.old_keys),
@@ -312,6 +336,17 @@ def _of_hold(held: Iterable[TroubledTrigger], hold: str) -> list[TroubledTrigger
 # --- tasks, and what has failed ------------------------------------------------------------------
 
 
+def _pools(missing: Sequence[MissingPool]) -> list[Problem]:
+    """Return a problem for each pool that there is not: its tasks wait until somebody makes it."""
+    found = []
+    for pool in missing:
+        waiting = counted_rows(range(pool.tasks), "task")
+        text = f"there is no pool named {pool.name!r}, for which {waiting} wait{'s' if pool.tasks == 1 else ''}"
+        text += f": {' '.join(pool.first)}"
+        found.append(Problem("broken", "no_such_pool", text, f"headgate pools set {shlex.quote(pool.name)} SLOTS"))
+    return found
+
+
 def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
     words: list[tuple[Severity, str, str]] = [
         ("broken", "owner_gone", "belong to supervisors that are gone, and nobody has taken them over"),
@@ -332,7 +367,7 @@ def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
     return found
 
 
-def _named(task: Overdue) -> str:
+def _named(task: Overdue | Undecided) -> str:
     return f"{task.dag} {task.run_id} {task.task_id}"
 
 
@@ -380,6 +415,21 @@ def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
         text = f"{counted(total, 'event')} set aside by {by}, the newest {span(newest.newest_age_s)} ago: {some(each)}"
         found.append(Problem("attention", "set_aside", text, f"headgate consumers letters {newest.name}", each))
     return found
+
+
+def _undecided(tasks: Sequence[Undecided]) -> list[Problem]:
+    """Return that signals did nothing, because users' code could not decide about them."""
+    if not tasks:
+        return []
+    newest = min(tasks, key=lambda one: one.age_s)
+    text = f"on_signal of {counted_rows(tasks, 'task')} could not decide about {_signals_of(tasks)}, which did nothing"
+    text += f"; the newest {span(newest.age_s)} ago: {_named(newest)}: {newest.error}"
+    lines = tuple(f"{_named(one)}: {_signals_of([one])}, {span(one.age_s)} ago: {one.error}" for one in tasks)
+    return [Problem("attention", "undecided_signals", text, f"headgate why {_named(newest)}", lines)]
+
+
+def _signals_of(tasks: Sequence[Undecided]) -> str:
+    return counted(sum(one.signals for one in tasks), "signal")
 
 
 def _files(errors: Sequence[tuple[str, str]]) -> list[Problem]:

@@ -91,13 +91,17 @@ class StreamFacts(msgspec.Struct, frozen=True):
 
 
 class SignalFacts(msgspec.Struct, frozen=True):
-    """The wait for a signal: its key, its namespace, the version up to which none fits, and the newest version."""
+    """The wait for a signal: its key, its namespace, the version up to which none fits, and the newest version.
+
+    ``replaced`` of the newest versions have the id of an event in place of its payload, which is too large.
+    """
 
     key: str
     namespace: str
     seen_version: int
     last_version: int
     has_value: bool
+    replaced: int = 0
 
 
 class TriggerFacts(msgspec.Struct, frozen=True):
@@ -213,11 +217,14 @@ class MapFacts(msgspec.Struct, frozen=True):
 class RuleFacts(msgspec.Struct, frozen=True):
     """A rule of a task about signals, as ``text``. ``met_version`` has met it, and waits for the task to start.
 
+    ``sent_by`` is the command that sends one which may meet it; empty for a rule that is about no key.
+
     ``last_version`` is the newest of its key, of which all up to ``seen_version`` were held against it; None for a rule
     about the end of a task or the time, for what a user asked for, and if the run has ended. The next start of a rule
     about the time is ``due_in_s``. Users' code may decide about its signals: ``asks`` is "no",
     "yes", or "now" if it is asked about the next ones; ``error`` is why it could not, and ``decided`` what it said
-    about ``met_version``.
+    about ``met_version``. ``undecided`` counts the signals that do nothing because it could not decide about them,
+    ``replaced`` those among the newest that have the id of an event in place of its payload, which is too large.
     """
 
     text: str
@@ -230,6 +237,9 @@ class RuleFacts(msgspec.Struct, frozen=True):
     error: str | None = None
     decided: Action | None = None
     due_in_s: float | None = None
+    undecided: int = 0
+    replaced: int = 0
+    sent_by: str = ""
 
     @property
     def is_met(self) -> bool:

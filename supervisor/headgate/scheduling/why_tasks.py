@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling import why_maps, why_triggers
+from headgate.scheduling import signal_rules, why_maps, why_triggers
 from headgate.scheduling.map_states import state_with
 from headgate.scheduling.planning import RULES_OF_SUCCESS
 from headgate.scheduling.states import FAIL_METHOD, TERMINAL
@@ -15,7 +15,6 @@ from headgate.scheduling.why import (
     Answer,
     EndlessFacts,
     Finding,
-    RuleFacts,
     Supervisor,
     TaskFacts,
     TaskStreamFacts,
@@ -59,7 +58,7 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
         case _S.FAILED if facts.is_map and (found := why_maps.unexpandable(facts)) is not None:
             return [found]
         case _S.SUCCESS | _S.FAILED | _S.SKIPPED | _S.UPSTREAM_FAILED | _S.REMOVED:
-            return [*_starts_after_the_pause(facts), _ended(facts)]
+            return [*_starts_after_the_pause(facts), *_after_its_end(facts)]
         case _:
             assert_never(facts.state)
 
@@ -107,25 +106,12 @@ def _signals(facts: TaskFacts) -> list[Finding]:
         waits.append(" and ".join(rule.text for rule in missing))
     elif needed:
         return [_upstream(facts)] if ready(facts.trigger_rule, _above(facts)) == "wait" else [_about_to("run")]
+    if (undecided := signal_rules.undecided(facts)) is not None:
+        return [undecided]
     text = f"it is started by a signal, and none has met its rules: {'; or '.join(waits)}"
-    next_ = f"`headgate signals send KEY VALUE`; {_start(facts)}"
-    return [Finding("waits_for_signal", text, next_)]
-
-
-def _rule(rule: RuleFacts) -> str:
-    as_decided = "" if rule.decided is None else f" ({rule.decided})"
-    met = "" if rule.met_version is None else f"; met by version {rule.met_version}{as_decided}, which has not acted"
-    if rule.decided == "NONE":
-        met = f"; version {rule.met_version} does nothing"
-    held = (
-        "" if rule.last_version is None else f"; held against {rule.seen_version:,} of {rule.last_version:,} versions"
-    )
-    if rule.due_in_s is not None:
-        held = f"; the next start is due {moment(rule.due_in_s)}"
-    action = rule.action if rule.asks == "no" else "on_signal decides"
-    asks = "; it is asked about the next" if rule.asks == "now" else ""
-    error = "" if rule.error is None else f"; it failed: {rule.error}"
-    return f"{action}{', necessary' if rule.is_necessary else ''}: {rule.text}{held}{met}{asks}{error}"
+    sends = signal_rules.sent_by([*enough, *missing])
+    by_hand = f"{signal_rules.start_command(facts)} starts it without"
+    return [Finding("waits_for_signal", text, f"{sends} sends one; {by_hand}" if sends else by_hand)]
 
 
 def _file(facts: TaskFacts) -> list[Finding]:
@@ -301,7 +287,7 @@ def _up_for_retry(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[F
     if due_s > 0:
         at_once = "`headgate tasks clear` begins anew at once"
         if _is_started_by_signals(facts):  # a clear would have it wait for another signal
-            at_once = f"{_start(facts)} begins it at once"
+            at_once = f"{signal_rules.start_command(facts)} begins it at once"
         soon = f"try {facts.try_number + 1} begins {moment(due_s)}; {at_once}"
         return [*nearer, Finding("retry_delay", failed, soon)]
     text = f"{failed}; the next try has been due for {span(due_s)}"
@@ -373,12 +359,8 @@ def _again(facts: TaskFacts) -> str:
     if not _is_started_by_signals(facts):
         return AGAIN
     # A clear alone begins nothing that waits for a signal, and signals count until the run ends.
-    start = _start(facts)
+    start = signal_rules.start_command(facts)
     return f"a signal may start it again, or {start}" if facts.run_state == "running" else f"{start} starts it again"
-
-
-def _start(facts: TaskFacts) -> str:
-    return f"`headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
 
 
 def _starts_after_the_pause(facts: TaskFacts) -> list[Finding]:
@@ -386,6 +368,13 @@ def _starts_after_the_pause(facts: TaskFacts) -> list[Finding]:
     needed = [rule.is_met for rule in facts.rules if rule.is_necessary]
     is_met = any(rule.is_met and not rule.is_necessary for rule in facts.rules) or (bool(needed) and all(needed))
     return _paused(facts) if is_met else []
+
+
+def _after_its_end(facts: TaskFacts) -> list[Finding]:
+    undecided = signal_rules.undecided(facts)
+    if undecided is None:
+        return [_ended(facts)]
+    return [undecided, _ended(facts)] if facts.state is _S.SKIPPED else [_ended(facts), undecided]
 
 
 def _ended(facts: TaskFacts) -> Finding:
@@ -438,7 +427,7 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
             how = "to fail, with its error" if facts.next_method == FAIL_METHOD else f"in {facts.next_method}()"
             told.append(("resumes", how))
     told += why_maps.known(facts)
-    told += [("rule", _rule(rule)) for rule in facts.rules]
+    told += [("rule", signal_rules.rule_line(rule)) for rule in facts.rules]
     if facts.stream is not None:
         told.append(("stream", _stream(facts.stream)))
     if facts.owner is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
+from headgate.scheduling.signal_rules import replaced_signals, send_command
 from headgate.scheduling.why import (
     Answer,
     Finding,
@@ -104,11 +105,11 @@ def _waits_for_signal(signal: SignalFacts) -> Finding:
     where = "" if signal.namespace == DEFAULT_NAMESPACE else f" in the namespace {signal.namespace!r}"
     of_value = " with a certain value" if signal.has_value else ""
     text = f"it waits for a signal{of_value} under the key {signal.key!r}{where}, later than version"
-    text = f"{text} {signal.seen_version:,}; the newest is {signal.last_version:,}"
+    text = f"{text} {signal.seen_version:,}; the newest is {signal.last_version:,}{replaced_signals(signal.replaced)}"
     if signal.last_version > signal.seen_version:
         return Finding("signal_unseen", text, "a supervisor looks at it within seconds")
-    value = " VALUE" if signal.has_value else ""
-    return Finding("waits_for_signal", text, f"`headgate signals send {signal.key}{value}` sends one")
+    sends = send_command(signal.key, signal.namespace, has_value=signal.has_value)
+    return Finding("waits_for_signal", text, f"{sends} sends one")
 
 
 def _unowned_of_stream(stream: StreamFacts, serving: Sequence[Supervisor]) -> Finding | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,21 @@ def check_address(address: str, *, has_token: bool, is_encrypted: bool) -> None:
         )
 
 
+def _try_address(address: str) -> None:
+    """Raise `ServerRefused` if nothing can listen at an address: gRPC does not say why, and logs lines of its own."""
+    where = parse_address(address)
+    try:
+        family, kind, _, _, bound = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(bound)
+            probe.listen()
+    except OSError as error:
+        raise ServerRefused(
+            f"cannot listen on {address}: {error.strerror or error}; choose another address with --grpc"
+        ) from None
+
+
 class SignalServer:
     """A running server. Use it in a ``with`` block, at whose end it stops."""
 
@@ -92,6 +108,7 @@ class SignalServer:
         Without a ``token`` everybody who reaches it may call. ``identity``: the key and the certificates for TLS, as
         PEM. ``failed`` is called, in another thread, if it can answer no more. Raises `ServerRefused`.
         """
+        _try_address(address)
         self._pool = ThreadPoolExecutor(CALLS_MAX + LISTENERS_MAX, thread_name_prefix="call")
         self._server = grpc.server(
             self._pool,

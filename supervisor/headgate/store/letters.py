@@ -21,7 +21,7 @@ Its place in the log is the end, as that of a redelivery.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import select, update
@@ -43,6 +43,10 @@ from headgate.store.triggers.redrives import DONE_BY_CHARS_MAX, NOTE_CHARS_MAX, 
 
 # The states in which a message may be given to its trigger once more.
 GIVEN_AGAIN: tuple[LetterState, ...] = ("open", "redriving")
+AT_BROKER_WAY_OUT: Final = (
+    "raise the limit that the letter names (that of a watcher by `headgate watchers set NAME --kwargs`), have the "
+    "broker deliver the message again, and discard the letter (docs/dead-letters.md)"
+)
 
 
 class Redriven(msgspec.Struct, frozen=True):
@@ -206,7 +210,7 @@ def _locked(tx: Tx, letter_id: int, verb: str, states: tuple[LetterState, ...]) 
         raise NoSuchRow("dead letter", str(letter_id))
     if found.state == "at_broker" and "at_broker" not in states:
         held = f"only the first {len(found.payload_head):,} of {found.payload_bytes:,} bytes of it are kept"
-        raise LetterRefused(letter_id, verb, f"{held}: its broker has the message")
+        raise LetterRefused(letter_id, verb, f"{held}: its broker has the message; {AT_BROKER_WAY_OUT}")
     if found.state == "redriving" and "redriving" not in states:
         raise LetterRefused(letter_id, verb, "its message is on its way to its trigger")
     if found.state not in states:

@@ -122,6 +122,9 @@ signal_wait = Table(
     Column("cron", Text),
     Column("timezone", Text),
     Column("batch_seconds", Double),  # of a DAG: a run is due this long after the first signal that waits
+    # How many signals users' code could not decide about in all of its tries, and when the last of them was given up.
+    Column("undecided", Integer, nullable=False, server_default=text("0")),
+    Column("undecided_at", UtcDateTime),
     UniqueConstraint("task_instance_id", "rule"),
     CheckConstraint("(trigger_id IS NULL) <> (rule IS NULL)", name="of_sensor_or_rule"),
     UniqueConstraint("dag_id", "rule"),
@@ -144,6 +147,13 @@ _of_rule = text("rule IS NOT NULL")
 Index("ix_signal_wait_rule", signal_wait.c.dag_run_id, postgresql_where=_of_rule, sqlite_where=_of_rule)
 _asked = text("ask_at IS NOT NULL")
 Index("ix_signal_wait_ask", signal_wait.c.ask_at, postgresql_where=_asked, sqlite_where=_asked)
+_undecided = text("undecided_at IS NOT NULL")
+Index(
+    "ix_signal_wait_undecided",
+    signal_wait.c.undecided_at,
+    postgresql_where=_undecided,
+    sqlite_where=_undecided,
+)
 _due = text("due_at IS NOT NULL")
 Index("ix_signal_wait_due", signal_wait.c.due_at, postgresql_where=_due, sqlite_where=_due)
 

@@ -32,7 +32,7 @@ from headgate.store.facts.drift import DriftVerbs
 from headgate.store.ids import Epoch, Hold
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.store.signals import sending
-from headgate.store.signals.feeds import feed
+from headgate.store.signals.feeds import NOTHING_FED, feed
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks import deferral, resuming, task_rows, task_streams
 from headgate.store.tasks.graphs import Graphs
@@ -205,10 +205,10 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
             # Only a run that has returned is let go here, and its task is locked already.
             if streams_of_tasks and (returned := [run.trigger_id for run in finished if run.outcome == "returned"]):
                 reopening.reopen(tx, returned)
-            has_sent = bool(fed) and feed(tx, fed, feeds)
+            said = feed(tx, fed, feeds) if fed else NOTHING_FED
             marks.reach("store.before_commit")
         marks.reach("store.committed")
-        if has_sent:
+        if said.has_sent:
             sending.note_committed()
         moved_tasks = self._may_move_tasks((events, refused, ends))
         if moved_tasks:
@@ -219,7 +219,7 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         self.streamed.difference_update([*placed.here, *[run.trigger_id for run in placed.refused]])
         self.streamed.update(trigger_id for trigger_id, digest in placed.here.items() if digest)
         return event_log.StoredSlice(
-            stored, redelivered, failure_counts, over, moved_tasks, struck, differing, placed, fired, has_sent
+            stored, redelivered, failure_counts, over, moved_tasks, struck, differing, placed, fired, *said
         )
 
     def _may_move_tasks(self, said: Sequence[Sequence[FiredEvent | RefusedEvent | FinishedTrigger]]) -> bool:
@@ -275,11 +275,11 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
                 raise EventExists(watcher, key, found)
             inserted = event_log.insert_events(tx, [event], feeds)
             deferral.take_events(tx, [event], {trigger_id})
-            has_sent = feed(tx, inserted.fed, feeds)
+            said = feed(tx, inserted.fed, feeds)
             tx.notify()
             event_id = event_log.id_of(tx, event)
             tx.act("events put", f"watcher {watcher}", after={"event": event_id, "key": key})
-        if has_sent:
+        if said.has_sent:
             sending.note_committed()
         return event_id
 

@@ -206,7 +206,7 @@ async def test_of_a_line_over_the_limit_there_is_only_the_beginning(tmp_path: Pa
         assert last == 1
         assert isinstance(huge, Undecodable)
         assert (huge.reason, huge.is_whole) == ("300,002 bytes long; the limit is 1,000", False)
-        assert len(huge.content) == 4096
+        assert (len(huge.content), huge.whole_bytes) == (4096, 300_002)
         await reader.advance(taken, REJECTED, CLEAN)
     (record,) = rejected(tmp_path)
     assert record["end_offset"] == 300_003

@@ -374,16 +374,22 @@ async def test_a_message_that_the_producer_cannot_decode_is_a_letter_of_each_sub
         assert [one.acked for (one,) in rig.broker.outcomes.values()] == [2, 2, 2]
 
 
-async def test_of_an_undecodable_message_that_is_not_whole_the_broker_keeps_the_rest(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(("whole_bytes", "told"), [(None, 5003), (7_000, 7_000), (3, 5003), ("much", 5003)])
+async def test_of_an_undecodable_message_that_is_not_whole_the_broker_keeps_the_rest(
+    autojump_clock: MockClock, whole_bytes: Any, told: int
+) -> None:
     class Trigger(Fires):
         pass
 
     async with hosting() as rig:
         rig.broker.names_messages = False
         await rig.start(Trigger)
-        rig.broker.publish.send_nowait(Undecodable("too long", "x" * 5000, is_whole=False))  # type: ignore[arg-type]
+        rig.broker.publish.send_nowait(
+            Undecodable("too long", "x" * 5000, is_whole=False, whole_bytes=whole_bytes)  # type: ignore[arg-type]
+        )
         await rig.settle()
         (letter,) = rig.refused
+        assert letter.payload_bytes == told, "that of the message, or else more than what is kept"
         assert (letter.key, letter.is_whole, letter.payload_head) == (None, False, b'"' + b"x" * 4095)
         rig.streams.confirm_refused([letter.seq])
         await rig.settle()

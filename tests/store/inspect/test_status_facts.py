@@ -151,6 +151,24 @@ def test_tasks_that_nobody_runs_are_told(at: Watched, etl: Tasks) -> None:
     assert "no_workers" not in at.reasons()
 
 
+def test_a_pool_that_there_is_not_is_told_at_once(at: Watched, query: Query) -> None:
+    tasks = Tasks(at.store, query, tasks=(TaskSpec("a", "Op", pool="the gpus"), TaskSpec("b", "Op", pool="the gpus")))
+    assert tasks.plan().scheduled == 2
+    (problem,) = at.status()
+    assert (problem.severity, problem.reason, problem.text, problem.next) == (
+        "broken",
+        "no_such_pool",
+        "there is no pool named 'the gpus', for which 2 tasks wait: etl r1 a",
+        "headgate pools set 'the gpus' SLOTS",
+    )
+    assert alive_after(at, tasks, status_facts.SCHEDULED_LATE_S + 1) == ["no_such_pool"], "once"
+    at.store.tasks.set_paused("etl", is_paused=True)
+    assert at.status() == []
+    at.store.tasks.set_paused("etl", is_paused=False)
+    at.store.tasks.set_pool("the gpus", 1)
+    assert at.reasons() == ["tasks_scheduled"]
+
+
 def test_a_task_that_runs_on_after_its_end_and_one_of_a_supervisor_that_is_gone_are_told(
     at: Watched, etl: Tasks
 ) -> None:

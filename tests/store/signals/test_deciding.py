@@ -16,6 +16,7 @@ from headgate.protocol.messages.rules import Action, Rules, SignalRule
 from headgate.protocol.messages.signals import Predicate
 from headgate.protocol.values import decode_value
 from headgate.store.ids import DagRunId
+from headgate.store.inspect import status_facts
 from headgate.store.scheduling import deciding
 from headgate.store.scheduling.deciding import Question
 from headgate.store.store import Store
@@ -157,16 +158,48 @@ def test_what_cannot_be_decided_is_tried_three_times_and_then_does_nothing(jobs:
     assert (row["seen_version"], row["ask_at"]) == (2, None)
     (told,) = jobs.store.signals.waiting("drift", limit=9)
     assert (told.is_asked, told.error) == (False, row["decision_error"])
+    (problem,) = (one for one in jobs.store.inspect.status() if one.reason == "undecided_signals")
+    assert (problem.severity, problem.next) == ("attention", "headgate why etl r1 job")
+    assert problem.text == (
+        "on_signal of 1 task could not decide about 1 signal, which did nothing; the newest 0.0 s ago: "
+        "etl r1 job: version 2, try 3 of 3: ValueError: bad"
+    )
     jobs.send("drift", 3)
     answer(jobs, ask(jobs), [], "ValueError: again")
     (rule,) = [text for name, text in why(jobs).facts if name == "rule" and "'drift'" in text]
     assert rule == (
         "on_signal decides: 'drift'; held against 2 of 3 versions; version 2 does nothing; it is asked about the next; "
-        "it failed: version 3, try 1 of 3: ValueError: again"
+        "it failed: version 3, try 1 of 3: ValueError: again; it could not decide about 1 signal"
     )
     clock.advance(deciding.AGAIN_S)
     answer(jobs, ask(jobs), ["RESTART"])
     assert jobs.store.signals.waiting("drift", limit=9)[0].error is None
+
+
+def test_what_was_given_up_is_told_for_a_day_also_if_its_run_has_ended(jobs: Jobs, clock: Clock) -> None:
+    for key, value in (("drift", 1), ("labels", 4)):
+        jobs.send(key, value)
+        for _ in range(deciding.TRIES_MAX):
+            answer(jobs, ask(jobs), [], f"ValueError: {key}")
+            clock.advance(deciding.AGAIN_S)
+    assert (why(jobs).reason, jobs.state()) == ("undecided", S.NONE)
+    jobs.end_plain()
+    assert (jobs.run_state(), jobs.state()) == ("success", S.SKIPPED)
+    answer_now = why(jobs)
+    assert (answer_now.reason, answer_now.headline) == (
+        "undecided",
+        "its on_signal could not decide about signals, which do nothing: "
+        "'drift': 1 signal, version 1, try 3 of 3: ValueError: drift; "
+        "'labels', at_least 3: 1 signal, version 1, try 3 of 3: ValueError: labels",
+    )
+    assert answer_now.next == (
+        "`headgate tasks logs etl r1 job` has all errors; once the file is mended: `headgate signals send drift`, "
+        "`headgate signals send labels VALUE`, or `headgate tasks start etl r1 job`"
+    )
+    (problem,) = (one for one in jobs.store.inspect.status() if one.reason == "undecided_signals")
+    assert problem.details == ("etl r1 job: 2 signals, 2.0 s ago: version 1, try 3 of 3: ValueError: labels",)
+    clock.advance(status_facts.UNDECIDED_S)
+    assert "undecided_signals" not in [one.reason for one in jobs.store.inspect.status()]
 
 
 def test_tries_of_a_signal_that_was_passed_over_are_not_those_of_the_next(jobs: Jobs, clock: Clock) -> None:

@@ -291,6 +291,10 @@ def test_why_says_for_which_signals_a_task_waits(store: Store, query: Query) -> 
     assert answer.headline == (
         "it is started by a signal, and none has met its rules: 'ready', n at_least 3; or 'labels' of 'ns'"
     )
+    assert answer.next == (
+        "`headgate signals send ready VALUE`, `headgate signals send labels --namespace ns` sends one; "
+        "`headgate tasks start etl r1 job` starts it without"
+    )
     assert [text for name, text in answer.facts if name == "rule"] == [
         "START: 'ready', n at_least 3; held against 1 of 1 versions",
         "START, necessary: 'model' of 'ns'; held against 1 of 1 versions; met by version 1, which has not acted",

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 from tests.store.harness import QUEUES, OpenStore, Query, register
+from tests.store.signals.rules_harness import Jobs
+from tests.store.signals.test_rules_of_runs import why
 
+from headgate.protocol.messages.dags import TaskSpec
+from headgate.protocol.messages.rules import Rules, SignalRule
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent
-from headgate.protocol.messages.signals import AUTOMATIC, SIGNAL_BYTES_MAX
+from headgate.protocol.messages.signals import AUTOMATIC, SIGNAL_BYTES_MAX, Predicate
 from headgate.protocol.values import encode_value
 from headgate.store.errors import RowsRefused, SignalKeyInUse, ValueRefused
 from headgate.store.signals import feeds as feeds_of_store
@@ -63,6 +67,23 @@ def test_an_event_whose_payload_is_malformed_is_sent_as_its_id(store: Store, que
     on.store_events(FiredEvent(on.trigger_id, "run", 0, 1, payload))
     event_id = query("SELECT max(id) AS id FROM trigger_event")[0]["id"]
     assert on.signals() == [(1, {"event_id": event_id, "bytes": len(payload)})]
+
+
+def test_events_over_the_limit_are_told_to_the_supervisor_and_to_who_waits(store: Store, query: Query) -> None:
+    on = Watched(store)
+    predicate = Predicate("equal", b"true", ("is_big",))
+    rules = Rules((SignalRule("news", predicate=predicate),), "latest")
+    jobs = Jobs(store, query, TaskSpec("job", "Op", signals=rules))
+    small, large = {"event_id": 1, "other": 2}, {"is_big": True, "text": "x" * SIGNAL_BYTES_MAX}
+    stored = store.store_slice(on.epoch, events=[on.fired(0, small), on.fired(1, large), on.fired(2, large)])
+    assert [(one.watcher, one.bytes > SIGNAL_BYTES_MAX) for one in stored.replaced] == [("w", True)]
+    jobs.settle()
+    (rule,) = [text for name, text in why(jobs).facts if name == "rule"]
+    assert rule == (
+        "START: 'news', is_big equal true; held against 3 of 3 versions; 2 of the newest have the id of an event "
+        "alone, whose payload is too large"
+    )
+    assert store.store_slice(on.epoch, events=[on.fired(3, small)]).replaced == ()
 
 
 def test_no_dedup_of_another_sender_is_that_of_an_event(store: Store) -> None:

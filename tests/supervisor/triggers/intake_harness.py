@@ -17,6 +17,7 @@ from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.redeliveries import Difference
+from headgate.store.triggers.watchers import Replaced
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import (
     Intake,
@@ -37,6 +38,7 @@ class ScriptedStore(Store):
         self.redriven: list[RedeliveryEnd] = []
         self.failures: list[Exception] = []
         self.differing: tuple[Difference, ...] = ()
+        self.replaced: tuple[Replaced, ...] = ()
 
     def store_slice(
         self,
@@ -59,7 +61,7 @@ class ScriptedStore(Store):
         self.described += described
         self.redriven += redriven
         failed = {run.trigger_id: 1 for run in finished if run.outcome == "failed"}
-        return StoredSlice(len(events), 0, failed, differing=self.differing)
+        return StoredSlice(len(events), 0, failed, differing=self.differing, replaced=self.replaced)
 
     def dead_letter_event(self, epoch: Epoch, event: FiredEvent, reason: str) -> None:
         assert epoch == EPOCH

@@ -21,6 +21,7 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.store.errors import DatabaseAway, DatabaseFault, LeaseLost, RowsRefused
 from headgate.store.triggers.redeliveries import Difference
+from headgate.store.triggers.watchers import Replaced
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers.intake import (
     DIFFERING_LOGGED_MAX,
@@ -42,6 +43,19 @@ def test_a_round_is_one_transaction_and_its_answer_names_what_is_stored(store: S
     assert store.transactions == [[0, 1]]
     assert stored is not None
     assert stored.answer == StateSync(1, persisted=(100, 101))
+
+
+def test_a_payload_that_fits_into_no_signal_is_logged_once_for_each_watcher(store: ScriptedStore) -> None:
+    store.replaced = (Replaced("w", 7, 50_000), Replaced("v", 8, 50_001))
+    intake = intake_of(store)
+    for round_ in (1, 2):
+        intake.add_frame(1, StateChanges(round_, (event(round_),)))
+    with capture_logs() as logs:
+        run_dry(intake)
+    assert [(one["log_level"], one["watcher"], one["event_id"], one["bytes_max"]) for one in logs] == [
+        ("warning", "w", 7, 49_152),
+        ("warning", "v", 8, 49_152),
+    ]
 
 
 def test_events_that_differ_from_the_stored_ones_are_confirmed_and_named_in_the_log_as_far_as_its_limit_goes(

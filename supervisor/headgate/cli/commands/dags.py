@@ -25,6 +25,7 @@ app = typer.Typer(help="DAGs, and their files.", no_args_is_help=True)
 DAGS_LISTED = 1000  # if the user does not say: all, in nearly every installation
 TRACEBACKS_SHOWN_MAX = 2  # of files that cannot be parsed; of more a line each is shown
 BROKEN_FILES_SHOWN_MAX = 10  # lines, so that the DAGs above them can still be seen
+NO_TASKS_WAY_OUT = "a @task function makes one when it is called in the DAG's with block"
 _RUN_ID = re.compile(r"[A-Za-z0-9_.~:+@=-]+")
 
 _SHOWN: tuple[Column, ...] = (
@@ -105,7 +106,10 @@ def show(ctx: typer.Context, dag: DagArgument, as_json: JsonOption = False) -> N
         return
     print_record(record | {"signals": [str(rule) for rule in rules]}, as_json=False)
     print()
-    print_table(tasks, _TASK_COLUMNS)
+    if tasks:
+        print_table(tasks, _TASK_COLUMNS)
+    else:
+        print(f"the DAG has no tasks: {NO_TASKS_WAY_OUT}")
     if error:
         print("\nits file cannot be parsed now; this is the DAG as it was parsed last:")
         print_block(without_own_frames(error))
@@ -154,6 +158,8 @@ def trigger(
         print(f"its data interval: {interval[0].isoformat()} to {interval[1].isoformat()}")
     if line.is_paused:
         print(f"the DAG is paused: the run waits for `headgate dags unpause {dag}`")
+    if not spec.tasks:
+        print(f"the DAG has no tasks, so the run does nothing: {NO_TASKS_WAY_OUT}")
 
 
 def _check_run_id(run_id: str) -> None:

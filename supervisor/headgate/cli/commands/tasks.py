@@ -215,6 +215,8 @@ def stop(ctx: typer.Context, dag: DagArgument, run: RunArgument, task: TaskArgum
 
 
 def _ask(ctx: typer.Context, dag: str, run: str, task: str, action: Literal["START", "RESTART", "STOP"]) -> None:
+    from headgate.scheduling.states import TERMINAL
+
     with invocation(ctx).store() as store:
         first, *others = store.inspect.find_tasks(dag, run, task)
         if others:
@@ -222,6 +224,9 @@ def _ask(ctx: typer.Context, dag: str, run: str, task: str, action: Literal["STA
         before = store.inspect.task(first).line.state
         is_paused = store.inspect.dag(dag)[0].is_paused
         store.signals.ask(first.id, action)
+    if action == "STOP" and before in TERMINAL:  # it was asked for all the same: a start that waits is taken back
+        print(f"{task} of run {first.run_id} of {dag} has ended already: {before.value}")
+        return
     to = {"START": "start", "RESTART": "restart", "STOP": "stop"}[action]
     print(f"{task} of run {first.run_id} of {dag}, which is {before.value}, is to {to}")
     if is_paused and action != "STOP":

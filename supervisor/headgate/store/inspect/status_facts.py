@@ -6,10 +6,11 @@ them if it is not: the answer takes as long with a million events and a hundred 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import ColumnElement, Select, and_, false, func, literal_column, or_, select
 
 from headgate.protocol.messages.dags import TaskState
@@ -18,11 +19,13 @@ from headgate.scheduling.status import (
     BrokerAway,
     Drifted,
     Letters,
+    MissingPool,
     Overdue,
     StatusFacts,
     TroubledConsumer,
     TroubledTrigger,
     Unclaimed,
+    Undecided,
 )
 from headgate.scheduling.why import shortened
 from headgate.store.db.bulk import chunks
@@ -41,6 +44,8 @@ from headgate.store.tables import (
     dead_letter,
     encryption_key,
     import_error,
+    pool,
+    signal_wait,
     stream,
     task_instance,
     trigger,
@@ -53,7 +58,9 @@ AWAY_S = 10.0  # a broker that is restarted is back by then
 LATE_S = 60.0  # a scheduler looks at what is due about every second
 SCHEDULED_LATE_S = 15 * 60.0  # tasks wait for workers and pools by design, but not so long
 FAILED_RUNS_S = 86_400.0
+UNDECIDED_S = 86_400.0
 QUEUES_MAX = 100  # of open triggers
+POOLS_MAX = 100  # that there are not, each with a sentence of its own
 OWNERS_MAX = 1000  # of triggers, and of tasks
 
 _C = task_instance.c
@@ -69,6 +76,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
     unclaimed = _unclaimed(tx, queues)
     alive = tx.connection.execute(select(triggerer.c.id).where(is_alive()).limit(OWNERS_MAX)).scalars().all()
     said = published(tx, alive)
+    missing = _missing_pools(tx)
     return StatusFacts(
         supervisors=tuple(supervisors(tx, liveness=liveness, exactly=bool(unclaimed))),
         trigger_queues=queues,
@@ -76,12 +84,14 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         has_active_runs=_has_active_runs(tx),
         unclaimed=unclaimed,
         troubled=_troubled(tx),
-        overdue=_overdue(tx),
+        missing_pools=missing,
+        overdue=_overdue(tx, [one.name for one in missing]),
         away=_away(tx, said),
         impeded=tuple((epoch, said[epoch].status.trouble) for epoch in sorted(said) if said[epoch].status.trouble),
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),
+        undecided=_undecided(tx),
         import_errors=_import_errors(tx),
         failed_runs=_failed_runs(tx),
         old_keys=_old_keys(tx),
@@ -203,7 +213,27 @@ def _has_active_runs(tx: Tx) -> bool:
     return tx.connection.execute(active.limit(1)).first() is not None
 
 
-def _overdue(tx: Tx) -> tuple[Overdue, ...]:
+def _missing_pools(tx: Tx) -> tuple[MissingPool, ...]:
+    """Return the pools that there are not, and that tasks wait for.
+
+    Each pool that tasks wait for takes one look at their index.
+    """
+    waits = task_rows.is_in(TaskState.SCHEDULED)
+    there = set(tx.connection.execute(select(pool.c.name)).scalars())
+    found: list[MissingPool] = []
+    least = select(func.min(_C.pool)).where(waits)
+    name = tx.connection.execute(least).scalar_one()
+    while name is not None and len(found) < POOLS_MAX:
+        if name not in there:
+            rows = select(*_NAMES).select_from(_RUNS).where(waits, _C.pool == name, dag.c.is_paused.is_(False))
+            if tasks := tx.connection.execute(rows.limit(COUNTED_MAX)).all():
+                dag_name, run_id, task_id, index = tasks[0]
+                found.append(MissingPool(name, len(tasks), (dag_name, run_id, instance_name(task_id, index))))
+        name = tx.connection.execute(least.where(_C.pool > name)).scalar_one()
+    return tuple(found)
+
+
+def _overdue(tx: Tx, missing_pools: Sequence[str]) -> tuple[Overdue, ...]:
     is_deferred, is_scheduled = task_rows.is_in(TaskState.DEFERRED), task_rows.is_in(TaskState.SCHEDULED)
     goes_on = dag.c.is_paused.is_(False)
     alive, gone = _owners(tx, _C.triggerer_id)
@@ -211,7 +241,9 @@ def _overdue(tx: Tx) -> tuple[Overdue, ...]:
         *_late(tx, "wait_timed_out", _C.trigger_timeout, LATE_S, is_deferred),
         *_late(tx, "retry_due", _C.retry_at, LATE_S, goes_on),
         *_late(tx, "deadline_over", _C.deadline, LATE_S, _C.triggerer_id.in_(alive)),
-        *_late(tx, "scheduled", _C.scheduled_at, SCHEDULED_LATE_S, is_scheduled, goes_on),
+        *_late(
+            tx, "scheduled", _C.scheduled_at, SCHEDULED_LATE_S, is_scheduled, goes_on, _C.pool.not_in(missing_pools)
+        ),
     ]
     ended = (
         select(*_NAMES, func.coalesce(triggerer.c.fenced_at, triggerer.c.stopped_at))
@@ -279,6 +311,24 @@ def _consumers(tx: Tx) -> tuple[TroubledConsumer, ...]:
         age_s = (tx.now - last_at).total_seconds()
         found.append(TroubledConsumer(row.name, row.failures, shortened(row.last_error), count, age_s))
     return tuple(found)
+
+
+def _undecided(tx: Tx) -> tuple[Undecided, ...]:
+    """Return the tasks with signals that were given up within the last day; a task may have several rules."""
+    w = signal_wait.c
+    rows = (
+        select(*_NAMES, w.undecided, w.undecided_at, w.decision_error)
+        .select_from(_RUNS.join(signal_wait, w.task_instance_id == _C.id))
+        .where(w.undecided_at > tx.now - timedelta(seconds=UNDECIDED_S))
+        .order_by(w.undecided_at.desc())
+        .limit(COUNTED_MAX)
+    )
+    found: dict[tuple[str, str, str], Undecided] = {}
+    for name, run_id, task_id, index, signals, at, error in tx.connection.execute(rows):
+        task = (name, run_id, instance_name(task_id, index))
+        newest = found.setdefault(task, Undecided(*task, 0, (tx.now - at).total_seconds(), shortened(error)))
+        found[task] = msgspec.structs.replace(newest, signals=newest.signals + signals)
+    return tuple(found.values())
 
 
 def _import_errors(tx: Tx) -> tuple[tuple[str, str], ...]:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.rules import SignalRule, rule_name
+from headgate.protocol.messages.rules import Rule, SignalRule, rule_name
 from headgate.scheduling import signal_rules
+from headgate.scheduling.signal_rules import send_command
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
     EndlessFacts,
@@ -42,7 +43,7 @@ from headgate.store.inspect import maps
 from headgate.store.inspect.dags import RUN_STATE
 from headgate.store.inspect.runs import TaskRef
 from headgate.store.inspect.strikes import count_passed_over, strikes_of
-from headgate.store.signals import subscriptions, waits
+from headgate.store.signals import feeds, subscriptions, waits
 from headgate.store.tables import (
     asset_watcher,
     dag,
@@ -198,7 +199,8 @@ def _signal(tx: Tx, trigger_id: int) -> SignalFacts | None:
     ).first()
     if row is None:
         return None
-    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, row.predicate is not None)
+    replaced = feeds.count_replaced(tx, row.key, row.namespace)
+    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, row.predicate is not None, replaced)
 
 
 def _struck(tx: Tx, row: Any) -> StruckMessage | None:
@@ -395,11 +397,20 @@ def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None, *, is_open: 
                 last_version=last,
                 asks="no" if row is None or not row.asks else "yes" if row.ask_at is None else "now",
                 error=None if row is None else row.decision_error,
+                undecided=0 if row is None else row.undecided,
+                sent_by=_sent_by(rule),
+                replaced=feeds.count_replaced(tx, rule.key, rule.namespace) if isinstance(rule, SignalRule) else 0,
                 decided=None if row is None else row.decided,
                 due_in_s=None if row is None else _until(tx.now, row.due_at),
             )
         )
     return tuple(told)
+
+
+def _sent_by(rule: Rule) -> str:
+    if not isinstance(rule, SignalRule):
+        return ""
+    return send_command(rule.key, rule.namespace, has_value=rule.predicate is not None)
 
 
 def _task_stream(tx: Tx, instance: TaskInstanceId) -> TaskStreamFacts | None:

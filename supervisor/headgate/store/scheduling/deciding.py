@@ -277,6 +277,7 @@ def _settle(tx: Tx, row: _Row, answered: list[Decision], failed: _Failure | None
         values["decision_error"] = f"{_about(failed.signal.version)} {which}: {failed.error}"[:ERROR_CHARS_MAX]
         settled = Settled(has_given_up, tries)
         if has_given_up:
+            values |= {"undecided": _W.undecided + 1, "undecided_at": tx.now}
             answered = [*answered, _decision(failed.signal, "NONE")]
         else:
             wait_s = LOADED_AGAIN_S if failed.is_unloaded else AGAIN_S

@@ -33,6 +33,7 @@ from headgate.store.triggers import redeliveries, strikes
 from headgate.store.triggers.dead_letters import storable_text
 from headgate.store.triggers.redeliveries import Difference
 from headgate.store.triggers.streams import NOTHING_PLACED, Placed
+from headgate.store.triggers.watchers import Replaced
 
 REDRIVEN_RUN = "redriven "  # instead of a run, of an event that a stream gets once more; the id of its letter follows
 Identity = tuple[str, int]  # trigger_run_id, sequence_index
@@ -56,6 +57,7 @@ class StoredSlice(msgspec.Struct, frozen=True):
     trigger and key. ``differing``: events that differ from those stored under their names, and are dead letters now.
     ``placed``: which described triggers may be started. ``fired``: how many events the runs of triggers have fired that
     feed streams of tasks, as far as is stored. ``has_sent``: whether some were sent as signals.
+    ``replaced``: the first of each watcher whose signal has its id in place of its payload.
     """
 
     stored: int
@@ -68,6 +70,7 @@ class StoredSlice(msgspec.Struct, frozen=True):
     placed: Placed = NOTHING_PLACED
     fired: Mapping[RunId, int] = msgspec.field(default_factory=dict)
     has_sent: bool = False
+    replaced: tuple[Replaced, ...] = ()
 
     @property
     def passed_over(self) -> list[Message]:

@@ -81,6 +81,14 @@ class Feed(NamedTuple):
     signal: tuple[str, str] | None = None  # namespace and key
 
 
+class Replaced(NamedTuple):
+    """An event whose signal has its id alone, because no signal may have its payload, which has so many bytes."""
+
+    watcher: str
+    event_id: int
+    bytes: int
+
+
 class WatcherVerbs(Verbs):
     """The verbs by which users add and remove watchers."""
 

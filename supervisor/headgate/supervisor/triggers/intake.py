@@ -33,12 +33,14 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
+from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.triggers.claimed import ClaimedTrigger
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.redeliveries import Difference
+from headgate.store.triggers.watchers import Replaced
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.metrics import catalogue
 from headgate.supervisor.metrics.figures import Figures
@@ -154,6 +156,7 @@ class Intake:
         # The answers to the rounds being stored, by incarnation and round. A round whose runner died before its last
         # frame is never answered, and none of its seqs may get into another answer (I6).
         self._tallies: dict[tuple[int, int], Tally] = {}
+        self._told_replaced: set[str] = set()  # watchers
 
     def add_unreadable(self, triggers: Sequence[ClaimedTrigger]) -> None:
         """Record the failures of triggers whose kwargs cannot be read; all others run (I9)."""
@@ -276,6 +279,7 @@ class Intake:
     def _note(self, slice_: Slice, result: StoredSlice, took_s: float) -> None:
         self._slice_size.stored(slice_.rows, took_s)
         _log_differing(result.differing)
+        self._log_replaced(result.replaced)
         if slice_.events:
             self._figures.observe(catalogue.SLICE_SECONDS, took_s)
             self._figures.observe(catalogue.SLICE_EVENTS, len(slice_.events))
@@ -286,6 +290,19 @@ class Intake:
         self._figures.add(catalogue.MESSAGES_PASSED_OVER, by=len(result.passed_over))
         for finished in slice_.finished:
             self._figures.add(catalogue.TRIGGER_RUNS, finished.outcome)
+
+    def _log_replaced(self, replaced: Sequence[Replaced]) -> None:
+        """Log, once for each watcher, that an event is no signal as it is: no rule with a predicate is met by it."""
+        for event in replaced:
+            if event.watcher not in self._told_replaced:
+                self._told_replaced.add(event.watcher)
+                log.warning(
+                    "the payload of an event does not fit into a signal, which has the id of the event in place of it",
+                    watcher=event.watcher,
+                    event_id=event.event_id,
+                    bytes=event.bytes,
+                    bytes_max=SIGNAL_BYTES_MAX,
+                )
 
     def _take_slice(self) -> Slice:
         """Return the first slice, split if it is longer than the current size."""

@@ -41,6 +41,8 @@ def place_of(command: str) -> str | None:
             return path("dags", dag, "runs", run, "tasks", task)
         case ["streams", "drift", stream]:
             return path("streams", stream)
+        case ["pools", "set", *_]:
+            return path("pools")
         case ["triggers", "list", "--queue", queue]:
             return path("triggers", queue=queue)
         case _:
