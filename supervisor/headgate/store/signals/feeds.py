@@ -53,8 +53,9 @@ def feed(tx: Tx, events: Mapping[int, FiredEvent], feeds: Mapping[int, Feed]) ->
         if to.asset_id is not None:
             waits[event_id] = to.asset_id
         if to.signal is not None:
-            signals.append(_signal(event_id, event, to.watcher, *to.signal))
-            if not _fits(event.payload):
+            fits = len(event.payload) <= SIGNAL_BYTES_MAX and encoding_problem(event.payload) is None
+            signals.append(_signal(event_id, event, to.watcher, *to.signal, fits=fits))
+            if not fits:
                 replaced.setdefault(to.watcher, Replaced(to.watcher, event_id, len(event.payload)))
     if waits and assets.wait(tx, waits):
         tx.notify()
@@ -77,14 +78,9 @@ def count_replaced(tx: Tx, key: str, namespace: str) -> int:
     return sum(_ID_ALONE.fullmatch(bytes(value)) is not None for value in tx.connection.execute(short).scalars())
 
 
-def _fits(payload: bytes) -> bool:
-    """Whether a payload may be the value of a signal."""
-    return len(payload) <= SIGNAL_BYTES_MAX and encoding_problem(payload) is None
-
-
-def _signal(event_id: int, event: FiredEvent, watcher: str, namespace: str, key: str) -> NewSignal:
+def _signal(event_id: int, event: FiredEvent, watcher: str, namespace: str, key: str, *, fits: bool) -> NewSignal:
     value = event.payload
-    if not _fits(value):
+    if not fits:
         # The event is stored, so it is not refused for that: whoever reads the signal finds it by its id.
         value = encode_value({"event_id": event_id, "bytes": len(value)}, where="the signal of an event")
     # What has an event sent once is that the log has it once. A dedup that somebody else could guess would keep it out.
