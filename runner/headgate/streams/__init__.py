@@ -9,11 +9,13 @@ The theory of a group, in the order in which it matters:
   ``producer.advance``, one call at a time (I4). They meet only in the `Ledger`, which has no task, clock or I/O.
 - *Back-pressure, not loss.* The poll waits before it pulls: while a queue is full (``overflow="pause"``), while too
   many events are unresolved, while a subscriber is absent, or while the runner drains. Each wait is a `Stall`, which
-  is logged if it lasts. The first two are bounded by the ack timeout, which fails the subscriber that causes them.
+  is logged if it lasts. The first two are bounded by the ack timeout, which fails the subscriber that causes them,
+  unless it waits for credit (I22).
 - *A failure costs a pause, not an event.* A failed subscriber's shares resolve as failed, so a producer that commits
   cumulatively rewinds. Until the trigger has been restarted and has rejoined, nothing is broadcast, however long that
   takes (`AbsentSubscribers`). A message that it fails on too often is passed over for it (`PassOver`).
-  If it was the only subscriber the broker is kept for a minute, so that its messages are handed out again from memory.
+  If it was the only subscriber, the broker is kept for a minute, so that its messages are handed out again from memory.
+  If the trigger comes back with other values, that stream is closed nevertheless, and then another begins.
 - *The end is one step.* Whatever ends a group (an error of the producer, an advance that fails, the last subscriber if
   none is waited for, the drain) goes through one synchronous function: the key leaves the table, the ledger closes, the
   subscribers get their failure (I5). A subscriber that arrives in the next step gets a new group. Afterwards the pump

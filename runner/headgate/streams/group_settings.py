@@ -18,7 +18,7 @@ from headgate.streams.ledger import SeqTable
 ADVANCE_BATCH_EVENTS_MAX = 1000
 # Events broadcast and not yet advanced, over all subscribers. If the first event of a lane waits for the ack timeout,
 # all later ones queue behind it; without a limit a fast broker would fill the memory in those minutes. The poll waits
-# at the limit, and the ack timeout guarantees that it continues.
+# at the limit, and the ack timeout guarantees that it continues, if no subscriber waits for credit.
 OUTSTANDING_EVENTS_MAX = 100_000
 # Broadcasts without a visit to the scheduler if open_stream never really awaits. Low enough that filters run long
 # before a queue of the default length is full; a visit for each broadcast would cost more than the broadcast.
