@@ -304,6 +304,24 @@ async def test_a_stream_that_nobody_reads_is_opened_anew_by_other_values(
         assert (broker.opened, broker.open, streams.statistics().groups_ending) == (opened, 1, 0)
 
 
+@pytest.mark.parametrize(("is_removed", "opened"), [(False, 1), (True, 2)])
+async def test_the_values_of_another_that_comes_back_first_open_no_stream_anew(
+    is_removed: bool, opened: int, autojump_clock: object
+) -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        for trigger_id in (1, 2):
+            streams.subscribe(trigger_id=trigger_id, trigger=Changeable(broker, trigger_id), key="k")
+        await wait_all_tasks_blocked()
+        await fail(streams, 1)
+        await fail(streams, 2)
+        if is_removed:  # the one that has opened it
+            streams.cancel_rejoin(1)
+        streams.subscribe(trigger_id=2, trigger=Changeable(broker, 2), key="k")
+        await trio.sleep(1.0)
+        assert broker.opened == opened
+
+
 async def test_a_stream_that_another_reads_stays_as_it_was_opened(autojump_clock: object) -> None:
     broker = Broker()
     async with SharedStreamManager() as streams:

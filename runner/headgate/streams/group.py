@@ -53,6 +53,7 @@ class Group:
         self,
         *,
         key: Hashable,
+        opened_by: int,
         trigger_class: type[BaseEventTrigger],
         kwargs: dict[str, Any],
         settings: GroupSettings,
@@ -61,6 +62,7 @@ class Group:
         on_progress: Callable[[], object],
     ) -> None:
         self.key = key
+        self.opened_by = opened_by  # the trigger whose class and kwargs these are
         self.done = trio.Event()
         self._trigger_class = trigger_class
         self._kwargs = kwargs

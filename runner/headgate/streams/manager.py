@@ -162,7 +162,8 @@ class SharedStreamManager:
     def subscribe(self, *, trigger_id: int, trigger: BaseEventTrigger, key: Hashable) -> Subscription:
         """Subscribe a trigger to the stream of ``key``; the first one's class and kwargs open it.
 
-        A stream that nobody reads, because all have failed or were changed, is opened anew if they are others now.
+        If nobody reads a stream, because all have failed or were changed, and those of the trigger that has opened it
+        are others now, it is opened anew.
         Raises `RuntimeError` outside ``async with``, `ValueError` if ``key`` is None or the trigger is subscribed to it
         already, and whatever ``trigger.serialize()`` raises; no stream is left behind then. An exception of the factory
         is raised as the cause of `PollTerminated` at the first pull.
@@ -175,7 +176,7 @@ class SharedStreamManager:
             )
         group = self._groups.get(key)
         if group is None or group.subscribers == 0:
-            group = self._open(Source(type(trigger), trigger.serialize()[1]), key, before=group)
+            group = self._open(trigger_id, Source(type(trigger), trigger.serialize()[1]), key, before=group)
         subscription = group.join(trigger_id)
         self.cancel_rejoin(trigger_id)
         return subscription
@@ -309,15 +310,18 @@ class SharedStreamManager:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _open(self, source: Source, key: Hashable, before: Group | None) -> Group:
-        """Return a group of ``source``: the one ``before``, or a new one, which begins when that is closed."""
+    def _open(self, trigger_id: int, source: Source, key: Hashable, before: Group | None) -> Group:
+        """Return a group for a trigger: the one ``before``, or a new one, which begins when that is closed."""
         assert self._nursery is not None
-        if before is not None and source.is_like(before.record.source):
-            return before
+        if before is not None:
+            is_of_another = before.opened_by != trigger_id and before.opened_by in self._absent.of(key)
+            if is_of_another or source.is_like(before.record.source):
+                return before
         record = self._records.of(key)
         record.source = source
         group = Group(
             key=key,
+            opened_by=trigger_id,
             trigger_class=source.trigger_class,
             kwargs=source.kwargs,
             settings=self._settings,
