@@ -227,7 +227,7 @@ def _missing_pools(tx: Tx) -> tuple[MissingPool, ...]:
         if name not in there:
             rows = select(*_NAMES).select_from(_RUNS).where(waits, _C.pool == name, dag.c.is_paused.is_(False))
             if tasks := tx.connection.execute(rows.limit(COUNTED_MAX)).all():
-                dag_name, run_id, task_id, index = tasks[0]
+                dag_name, run_id, task_id, index = min(map(tuple, tasks))  # the same each time, as far as they are read
                 found.append(MissingPool(name, len(tasks), (dag_name, run_id, instance_name(task_id, index))))
         name = tx.connection.execute(least.where(_C.pool > name)).scalar_one()
     return tuple(found)

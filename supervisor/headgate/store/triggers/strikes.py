@@ -157,16 +157,19 @@ def count(tx: LeasedTx, failures: Sequence[Failure]) -> dict[tuple[int, str], St
     ]
     _COUNT[tx.connection.dialect.name].run_many(tx.connection, rows)
     counted = {}
+    newest: dict[int, Failure] = {}  # of each trigger, on a message that it is passed over: all are counted by then
     for failure in failures:
         key = storable_name(failure.key)
         row = _STRUCK.run(tx.connection, id_=failure.trigger_id, key=key, epoch=tx.epoch).fetchone()
         if row is not None:
             redrives.failed(tx, failure.trigger_id, key, storable_text(failure.error, ERROR_CHARS_MAX))
-            brake = _brake(tx, failure) if row[2] else ""
-            counted[failure.trigger_id, failure.key] = Strikes(row[0], row[1], bool(row[2]), brake)
-    passing = {trigger_id for (trigger_id, _), strikes in counted.items() if strikes.is_passed_over}
-    if passing:
-        _reset_failures(tx, sorted(passing))
+            counted[failure.trigger_id, failure.key] = strikes = Strikes(row[0], row[1], bool(row[2]))
+            newest |= {failure.trigger_id: failure} if strikes.is_passed_over else {}
+    for failure in newest.values():
+        of = failure.trigger_id, failure.key
+        counted[of] = msgspec.structs.replace(counted[of], brake=_brake(tx, failure))
+    if newest:
+        _reset_failures(tx, sorted(newest))
         marks.reach("strikes.passed_over")
     return counted
 
