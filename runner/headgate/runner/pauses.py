@@ -36,10 +36,9 @@ class Pauses:
                 await self._outbox.wait_room()
             if run.subscription is not None:
                 run.subscription.waits_for_store = False
-            while run.has_no_credit and not run.is_interrupted:
                 # A shared stream takes it for a subscriber that is slow, but never fails it for that.
-                if run.subscription is not None:
-                    run.subscription.waits_for_credit = True
+                run.subscription.waits_for_credit = run.has_no_credit
+            while run.has_no_credit and not run.is_interrupted:
                 extended = self._without_credit[run.spec.trigger_id] = trio.Event()
                 marks.reach("host.no_credit")
                 await extended.wait()

@@ -23,7 +23,6 @@ end nothing begins at all. A stop acts there as well, whatever start comes behin
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
@@ -42,7 +41,6 @@ from headgate.protocol.messages.rules import (
 )
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.scheduling.states import TERMINAL
-from headgate.scheduling.why import Finding, RuleFacts, TaskFacts, counted, moment, shortened, some
 
 # When a signal was sent, and its id, 0 for what is no signal; and the place of its rule among those of the task.
 Moment: TypeAlias = tuple[datetime, int, int]
@@ -216,57 +214,3 @@ def rule_text(rule: Rule) -> str:
     operand = predicate.operand.decode(errors="replace")
     shown = operand if len(operand) <= _OPERAND_CHARS_SHOWN else f"{operand[:_OPERAND_CHARS_SHOWN]}..."
     return f"{rule.key!r}{where}, {of}{predicate.test} {shown}"
-
-
-# --- what `why` says of rules, and of the wait for a signal ------------------------------------------
-
-
-def undecided(facts: TaskFacts) -> Finding | None:
-    """Return that signals did nothing, because the task's on_signal could not decide about them."""
-    rules = [rule for rule in facts.rules if rule.undecided]
-    if not rules:
-        return None
-    told = [f"{rule.text}: {counted(rule.undecided, 'signal')}, {shortened(rule.error)}" for rule in rules]
-    text = f"its on_signal could not decide about signals, which do nothing: {'; '.join(told)}"
-    logs = f"`headgate tasks logs {facts.dag} {facts.run_id} {facts.task_id}` has all errors"
-    return Finding("undecided", text, f"{logs}; once the file is mended: {sent_by(rules)}, or {start_command(facts)}")
-
-
-def sent_by(rules: Sequence[RuleFacts]) -> str:
-    """Return commands that send what rules wait for. A rule about the end of a task, or the time, has none."""
-    return some([rule.sent_by for rule in rules if rule.sent_by])
-
-
-def rule_line(rule: RuleFacts) -> str:
-    """Return a rule with what has met it, up to where it was held against its key, and why users' code has failed."""
-    as_decided = "" if rule.decided is None else f" ({rule.decided})"
-    met = "" if rule.met_version is None else f"; met by version {rule.met_version}{as_decided}, which has not acted"
-    if rule.decided == "NONE":
-        met = f"; version {rule.met_version} does nothing"
-    held = (
-        "" if rule.last_version is None else f"; held against {rule.seen_version:,} of {rule.last_version:,} versions"
-    )
-    if rule.due_in_s is not None:
-        held = f"; the next start is due {moment(rule.due_in_s)}"
-    action = rule.action if rule.asks == "no" else "on_signal decides"
-    asks = "; it is asked about the next" if rule.asks == "now" else ""
-    error = "" if rule.error is None else f"; it failed: {rule.error}"
-    error += f"; it could not decide about {counted(rule.undecided, 'signal')}" if rule.undecided else ""
-    held += replaced_signals(rule.replaced)
-    return f"{action}{', necessary' if rule.is_necessary else ''}: {rule.text}{held}{met}{asks}{error}"
-
-
-def start_command(facts: TaskFacts) -> str:
-    """Return the command that starts a task by hand."""
-    return f"`headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
-
-
-def send_command(key: str, namespace: str, *, has_value: bool) -> str:
-    """Return the command that sends a signal; if only some values count, the user writes one in place of VALUE."""
-    where = "" if namespace == DEFAULT_NAMESPACE else f" --namespace {shlex.quote(namespace)}"
-    return f"`headgate signals send {shlex.quote(key)}{' VALUE' if has_value else ''}{where}`"
-
-
-def replaced_signals(count: int) -> str:
-    """Return that so many of the newest signals do not have the payload of their event, after a semicolon."""
-    return f"; {count:,} of the newest have the id of an event alone, whose payload is too large" if count else ""

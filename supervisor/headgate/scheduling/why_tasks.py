@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling import signal_rules, why_maps, why_triggers
+from headgate.scheduling import why_maps, why_triggers
 from headgate.scheduling.map_states import state_with
 from headgate.scheduling.planning import RULES_OF_SUCCESS
 from headgate.scheduling.states import FAIL_METHOD, TERMINAL
@@ -106,11 +106,11 @@ def _signals(facts: TaskFacts) -> list[Finding]:
         waits.append(" and ".join(rule.text for rule in missing))
     elif needed:
         return [_upstream(facts)] if ready(facts.trigger_rule, _above(facts)) == "wait" else [_about_to("run")]
-    if (undecided := signal_rules.undecided(facts)) is not None:
+    if (undecided := why_triggers.undecided(facts)) is not None:
         return [undecided]
     text = f"it is started by a signal, and none has met its rules: {'; or '.join(waits)}"
-    sends = signal_rules.sent_by([*enough, *missing])
-    by_hand = f"{signal_rules.start_command(facts)} starts it without"
+    sends = why_triggers.sent_by([*enough, *missing])
+    by_hand = f"{why_triggers.start_command(facts)} starts it without"
     return [Finding("waits_for_signal", text, f"{sends} sends one; {by_hand}" if sends else by_hand)]
 
 
@@ -287,7 +287,7 @@ def _up_for_retry(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[F
     if due_s > 0:
         at_once = "`headgate tasks clear` begins anew at once"
         if _is_started_by_signals(facts):  # a clear would have it wait for another signal
-            at_once = f"{signal_rules.start_command(facts)} begins it at once"
+            at_once = f"{why_triggers.start_command(facts)} begins it at once"
         soon = f"try {facts.try_number + 1} begins {moment(due_s)}; {at_once}"
         return [*nearer, Finding("retry_delay", failed, soon)]
     text = f"{failed}; the next try has been due for {span(due_s)}"
@@ -359,7 +359,7 @@ def _again(facts: TaskFacts) -> str:
     if not _is_started_by_signals(facts):
         return AGAIN
     # A clear alone begins nothing that waits for a signal, and signals count until the run ends.
-    start = signal_rules.start_command(facts)
+    start = why_triggers.start_command(facts)
     return f"a signal may start it again, or {start}" if facts.run_state == "running" else f"{start} starts it again"
 
 
@@ -371,7 +371,7 @@ def _starts_after_the_pause(facts: TaskFacts) -> list[Finding]:
 
 
 def _after_its_end(facts: TaskFacts) -> list[Finding]:
-    undecided = signal_rules.undecided(facts)
+    undecided = why_triggers.undecided(facts)
     if undecided is None:
         return [_ended(facts)]
     return [undecided, _ended(facts)] if facts.state is _S.SKIPPED else [_ended(facts), undecided]
@@ -427,7 +427,7 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
             how = "to fail, with its error" if facts.next_method == FAIL_METHOD else f"in {facts.next_method}()"
             told.append(("resumes", how))
     told += why_maps.known(facts)
-    told += [("rule", signal_rules.rule_line(rule)) for rule in facts.rules]
+    told += [("rule", why_triggers.rule_line(rule)) for rule in facts.rules]
     if facts.stream is not None:
         told.append(("stream", _stream(facts.stream)))
     if facts.owner is not None:

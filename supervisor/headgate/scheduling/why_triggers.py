@@ -1,25 +1,30 @@
-"""Why a trigger has not fired: the part of the flowchart that begins at the trigger's row."""
+"""Why a trigger has not fired: the part of the flowchart that begins at its row, or at rules about signals."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
-from headgate.scheduling.signal_rules import replaced_signals, send_command
 from headgate.scheduling.why import (
     Answer,
     Finding,
+    RuleFacts,
     SignalFacts,
     StreamFacts,
     StruckMessage,
     Supervisor,
+    TaskFacts,
     TriggerFacts,
     alive,
     answered,
+    counted,
     gone,
+    moment,
     nobody_serves,
     owner_facts,
     shortened,
+    some,
     span,
 )
 
@@ -234,3 +239,57 @@ def known(facts: TriggerFacts) -> list[tuple[str, str]]:
 def errors(facts: TriggerFacts) -> list[tuple[str, str | None]]:
     """Return the errors about a trigger as they are stored, with their tracebacks."""
     return [("last error of the trigger", facts.last_error), ("why it is held", facts.hold_reason)]
+
+
+# --- what `why` says of rules, and of the wait for a signal ------------------------------------------
+
+
+def undecided(facts: TaskFacts) -> Finding | None:
+    """Return that signals did nothing, because the task's on_signal could not decide about them."""
+    rules = [rule for rule in facts.rules if rule.undecided]
+    if not rules:
+        return None
+    told = [f"{rule.text}: {counted(rule.undecided, 'signal')}, {shortened(rule.error)}" for rule in rules]
+    text = f"its on_signal could not decide about signals, which do nothing: {'; '.join(told)}"
+    logs = f"`headgate tasks logs {facts.dag} {facts.run_id} {facts.task_id}` has all errors"
+    return Finding("undecided", text, f"{logs}; once the file is mended: {sent_by(rules)}, or {start_command(facts)}")
+
+
+def sent_by(rules: Sequence[RuleFacts]) -> str:
+    """Return commands that send what rules wait for. A rule about the end of a task, or the time, has none."""
+    return some([rule.sent_by for rule in rules if rule.sent_by])
+
+
+def rule_line(rule: RuleFacts) -> str:
+    """Return a rule with what has met it, up to where it was held against its key, and why users' code has failed."""
+    as_decided = "" if rule.decided is None else f" ({rule.decided})"
+    met = "" if rule.met_version is None else f"; met by version {rule.met_version}{as_decided}, which has not acted"
+    if rule.decided == "NONE":
+        met = f"; version {rule.met_version} does nothing"
+    held = (
+        "" if rule.last_version is None else f"; held against {rule.seen_version:,} of {rule.last_version:,} versions"
+    )
+    if rule.due_in_s is not None:
+        held = f"; the next start is due {moment(rule.due_in_s)}"
+    action = rule.action if rule.asks == "no" else "on_signal decides"
+    asks = "; it is asked about the next" if rule.asks == "now" else ""
+    error = "" if rule.error is None else f"; it failed: {rule.error}"
+    error += f"; it could not decide about {counted(rule.undecided, 'signal')}" if rule.undecided else ""
+    held += replaced_signals(rule.replaced)
+    return f"{action}{', necessary' if rule.is_necessary else ''}: {rule.text}{held}{met}{asks}{error}"
+
+
+def start_command(facts: TaskFacts) -> str:
+    """Return the command that starts a task by hand."""
+    return f"`headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
+
+
+def send_command(key: str, namespace: str, *, has_value: bool) -> str:
+    """Return the command that sends a signal; if only some values count, the user writes one in place of VALUE."""
+    where = "" if namespace == DEFAULT_NAMESPACE else f" --namespace {shlex.quote(namespace)}"
+    return f"`headgate signals send {shlex.quote(key)}{' VALUE' if has_value else ''}{where}`"
+
+
+def replaced_signals(count: int) -> str:
+    """Return that so many of the newest signals do not have the payload of their event, after a semicolon."""
+    return f"; {count:,} of the newest have the id of an event alone, whose payload is too large" if count else ""

@@ -15,7 +15,6 @@ from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.rules import Rule, SignalRule, rule_name
 from headgate.scheduling import signal_rules
-from headgate.scheduling.signal_rules import send_command
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
     EndlessFacts,
@@ -34,6 +33,7 @@ from headgate.scheduling.why import (
     shortened,
     span,
 )
+from headgate.scheduling.why_triggers import send_command
 from headgate.store.access.tables import readable
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable

@@ -25,7 +25,7 @@ class AssignmentState(enum.Enum):
 
 # The states of a trigger that has a run in the current runner.
 IN_RUNNER = (AssignmentState.RUNNING, AssignmentState.ENDING, AssignmentState.HOLDING)
-# Those for whose trigger a stream may wait.
+# The states of a trigger for which a stream may wait.
 ABSENT = (AssignmentState.WAITING, AssignmentState.HOLDING, AssignmentState.HELD)
 
 
