@@ -126,6 +126,13 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
     ),
     (
         "broken",
+        "scheduling_fails",
+        StatusFacts(UP, passing_over=((UP[0].epoch, "the run etl r1: KeyError: 'x'"), (9_999, "of one that is gone"))),
+        "does not schedule the run etl r1: KeyError: 'x'",
+        "triggerers list",
+    ),
+    (
+        "broken",
         "broker_away",
         StatusFacts(UP, away=(BrokerAway(1, "a", 20.0, "refused"), BrokerAway(2, "b", 90.0, "OSError: refused"))),
         "the broker of b has been away for 1 min 30 s: OSError: refused; and those of 1 other stream",

@@ -105,6 +105,9 @@ class LongTask(TaskCore):
     def step(self, epoch: Epoch, now: float) -> bool:
         return False
 
+    def passed_over(self) -> str:
+        return ""
+
     def wake_at(self) -> float:
         return self.ends_at
 

@@ -134,6 +134,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     overdue: tuple[Overdue, ...] = ()
     away: tuple[BrokerAway, ...] = ()
     impeded: tuple[tuple[int, str], ...] = ()  # supervisors by their epochs, and what they cannot use the database for
+    passing_over: tuple[tuple[int, str], ...] = ()  # the same, and what has failed in their schedulers
     drifted: tuple[Drifted, ...] = ()
     letters: tuple[Letters, ...] = ()
     consumers: tuple[TroubledConsumer, ...] = ()
@@ -164,6 +165,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
     found = [
         *_supervisors(facts),
         *_impeded(facts),
+        *_passing_over(facts),
         *_queues(facts),
         *_unclaimed(facts),
         *_streams(facts.troubled),
@@ -219,12 +221,27 @@ def _supervisors(facts: StatusFacts) -> list[Problem]:
 
 def _impeded(facts: StatusFacts) -> list[Problem]:
     """Return that supervisors cannot use the database for a duty, if they are alive: others do not know."""
-    living = {one.epoch: one for one in alive(facts.supervisors)}
-    told = [f"{living[epoch]} cannot use the database for {why}" for epoch, why in facts.impeded if epoch in living]
+    told = _told(facts, facts.impeded, "cannot use the database for")
     if not told:
         return []
-    more = f"; and so {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else ""
-    return [Problem("broken", "supervisor_impeded", f"{told[0]}{more}", "headgate triggerers list", tuple(told))]
+    return [Problem("broken", "supervisor_impeded", _with_others(told), "headgate triggerers list", tuple(told))]
+
+
+def _passing_over(facts: StatusFacts) -> list[Problem]:
+    """Return that something has failed in the schedulers of supervisors that are alive, and waits."""
+    told = _told(facts, facts.passing_over, "does not schedule")
+    if not told:
+        return []
+    return [Problem("broken", "scheduling_fails", _with_others(told), "headgate triggerers list", tuple(told))]
+
+
+def _told(facts: StatusFacts, said: Sequence[tuple[int, str]], verb: str) -> list[str]:
+    living = {one.epoch: one for one in alive(facts.supervisors)}
+    return [f"{living[epoch]} {verb} {what}" for epoch, what in said if epoch in living]
+
+
+def _with_others(told: Sequence[str]) -> str:
+    return f"{told[0]}; and so {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else told[0]
 
 
 def _queues(facts: StatusFacts) -> list[Problem]:

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
+def described(error: BaseException) -> str:
+    """Return an error that nobody foresaw in one line: with its class, as its text alone may be a bare key."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class StoreError(Exception):
     """Base of the errors of the store: nothing of the transaction was written."""
 
@@ -68,6 +73,19 @@ class RowsRefused(StoreError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the database refuses the rows: {reason}")
+        self.reason = reason
+
+
+class ItemFailed(StoreError):
+    """One of many that a transaction handles has failed as nobody foresaw; the cause is the ``__cause__``.
+
+    ``kind`` and ``id`` say which, by the id of its row (`headgate.store.db.faults`).
+    """
+
+    def __init__(self, kind: str, id_: int, reason: str) -> None:
+        super().__init__(f"the {kind} of row {id_} has failed: {reason}")
+        self.kind = kind
+        self.id = id_
         self.reason = reason
 
 
@@ -256,3 +274,5 @@ class WrongKeys(UnusableKey):
 # does not have yet). The caller tries again, because events that are not stored are not confirmed, and stopping would
 # solve none of these.
 DATABASE_UNUSABLE = (DatabaseAway, DatabaseFault, SchemaOutOfDate, WrongKeys)
+# No row, run, task or file is to blame for these: without it the same would have happened.
+BLAMELESS = (*DATABASE_UNUSABLE, DatabaseReplaced, LeaseLost)

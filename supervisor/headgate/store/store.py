@@ -170,8 +170,8 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         """Store a slice of a round in one transaction: after the return all of it is durable (I1, I2).
 
         The events of a run are stored no later than its end. Raises `RowsRefused` if an event cannot be stored as it
-        is; then nothing of the slice is stored, and the caller finds the event by halving. The rest can always be
-        stored.
+        is, and `ItemFailed` if a task cannot take one; then nothing of the slice is stored, and the caller finds the
+        event by halving. The rest can always be stored.
         """
         waited_for, streams_of_tasks, feeds = self.waited_for, self.task_streams, self.feeds
         with self.database.leased(epoch) as tx:

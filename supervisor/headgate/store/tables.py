@@ -33,6 +33,9 @@ from sqlalchemy import (
 from headgate.protocol.messages.dags import DEFAULT_POOL, DEFAULT_QUEUE, XCOM_BYTES_MAX, TaskState
 from headgate.protocol.messages.runner import KEY_CHARS_MAX
 from headgate.store.access.tables import audit as audit
+from headgate.store.access.tables import connection as connection
+from headgate.store.access.tables import encryption_key as encryption_key
+from headgate.store.access.tables import variable as variable
 from headgate.store.access.tables import web_browser as web_browser
 from headgate.store.access.tables import web_guess as web_guess
 from headgate.store.access.tables import web_session as web_session
@@ -45,9 +48,6 @@ from headgate.store.db.fact_tables import stream_drift as stream_drift
 from headgate.store.db.fact_tables import supervisor_status as supervisor_status
 from headgate.store.db.fact_tables import task_span as task_span
 from headgate.store.db.fact_tables import trigger_run as trigger_run
-from headgate.store.db.key_tables import connection as connection
-from headgate.store.db.key_tables import encryption_key as encryption_key
-from headgate.store.db.key_tables import variable as variable
 from headgate.store.db.times import UtcDateTime
 from headgate.store.element_tables import element as element
 from headgate.store.element_tables import emitter as emitter

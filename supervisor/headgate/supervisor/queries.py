@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol, assert_never
 
 import msgspec
+import structlog
 
 from headgate.protocol.masking import SecretMask
 from headgate.protocol.messages.dags import ID_CHARS_MAX, XCOM_KEY_CHARS_MAX
@@ -42,12 +43,23 @@ from headgate.protocol.messages.queries import (
 )
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX, FRAME_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import StoredSignal
-from headgate.store.errors import BadKey, BadName, NoSuchRow, RowsRefused, SpecUnreadable, ValueRefused
+from headgate.store.errors import (
+    BLAMELESS,
+    BadKey,
+    BadName,
+    NoSuchRow,
+    RowsRefused,
+    SpecUnreadable,
+    ValueRefused,
+    described,
+)
 from headgate.store.ids import DagRunId
 from headgate.store.signals import sending
 from headgate.store.signals.reading import PAGE_BYTES_MAX, Signal
 from headgate.store.store import Store
 from headgate.store.triggers.watchers import NAME_CHARS_MAX, check_name
+
+log = structlog.get_logger(__name__)
 
 VARIABLE_PREFIX: Final = "HEADGATE_VAR_"
 CONNECTION_PREFIX: Final = "HEADGATE_CONN_"
@@ -93,6 +105,11 @@ class StoreQueries:
             result = self._look_up(query, dag_run_id)
         except (BadName, BadKey, NoSuchRow, SpecUnreadable, ValueRefused, RowsRefused) as error:
             raise QueryRefused(str(error)[:ERROR_CHARS_MAX]) from error
+        except (*BLAMELESS, QueryRefused):
+            raise
+        except Exception as error:  # nobody foresaw it: it costs who asks an error, and not all others the supervisor
+            log.error("a query cannot be answered", query=type(query).__name__, exc_info=error)
+            raise QueryRefused(f"headgate cannot answer this: {described(error)}"[:ERROR_CHARS_MAX]) from error
         try:
             answer_bytes = len(msgspec.msgpack.encode(result))
         except UnicodeEncodeError:  # an environment may hold any bytes

@@ -23,4 +23,5 @@ def measured(
         streams=streams_of(runner.told),
         streams_in_all=runner.told.streams_in_all,
         trouble=outage.trouble(),
+        passed_over="" if tasks is None else tasks.passed_over(),
     )

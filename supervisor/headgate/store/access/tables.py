@@ -1,4 +1,4 @@
-"""The tables of users and of what they have done; `headgate.store.tables` is the place to import from."""
+"""The tables of users and their acts, and of encrypted values; `headgate.store.tables` is the place to import from."""
 
 from __future__ import annotations
 
@@ -111,3 +111,32 @@ def readable(table: Table) -> list[Column[Any]]:
     """Return the columns of a table that pages may select."""
     hidden = SECRETS.get(table.name, frozenset())
     return [column for column in table.columns if column.name not in hidden]
+
+
+def _encrypted_values(name: str) -> Table:
+    return Table(
+        name,
+        metadata,
+        Column("id", BigId, primary_key=True),
+        Column("name", Text, nullable=False),
+        Column("value", Text, nullable=False),  # encrypted
+        Column("description", Text, nullable=False, server_default=text("''")),
+        Column("updated_at", UtcDateTime, nullable=False),
+        UniqueConstraint("name"),
+        sqlite_autoincrement=True,
+    )
+
+
+# The keys that the database is written with, by their fingerprints (`headgate.store.keys`). The one that is not
+# superseded encrypts.
+encryption_key = Table(
+    "encryption_key",
+    metadata,
+    Column("fingerprint", Text, primary_key=True),
+    Column("created_date", UtcDateTime, nullable=False),
+    Column("superseded_at", UtcDateTime),  # since then another key encrypts
+    Column("retired_at", UtcDateTime),  # nothing is encrypted with it any more
+)
+
+variable = _encrypted_values("variable")
+connection = _encrypted_values("connection")

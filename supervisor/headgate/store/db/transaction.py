@@ -23,6 +23,7 @@ from headgate.store.db.changes import News
 from headgate.store.db.database_file import DatabaseFile
 from headgate.store.db.deadline import Deadline
 from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
+from headgate.store.db.faults import PassedOver
 from headgate.store.db.prepared import Prepared, driver_of
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import DatabaseNow, read
@@ -107,13 +108,22 @@ class Tx:
         "clock",
         "connection",
         "has_acted",
+        "passed_over",
         "rings",
         "secrets",
         "written",
     )
 
-    def __init__(self, connection: Connection, secrets: Secrets, clock: Clock | None, now: datetime | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        secrets: Secrets,
+        clock: Clock | None,
+        now: datetime | None,
+        passed_over: PassedOver | None = None,
+    ) -> None:
         self.connection = connection
+        self.passed_over = passed_over or PassedOver()
         self.secrets = secrets
         self.clock = clock
         self._now = now
@@ -221,9 +231,15 @@ class LeasedTx(Tx):
     __slots__ = ("epoch",)
 
     def __init__(
-        self, connection: Connection, secrets: Secrets, clock: Clock | None, now: datetime, epoch: Epoch
+        self,
+        connection: Connection,
+        secrets: Secrets,
+        clock: Clock | None,
+        now: datetime,
+        epoch: Epoch,
+        passed_over: PassedOver | None = None,
     ) -> None:
-        super().__init__(connection, secrets, clock, now)
+        super().__init__(connection, secrets, clock, now, passed_over)
         self.epoch = epoch
 
 
@@ -240,6 +256,7 @@ class Database:
         self.clock = clock
         self.engine = engine
         self.actor = actor
+        self.passed_over = PassedOver()  # by its verbs
         self._written: Written | None = None  # the row of the audit that was committed last
         self._connection: Connection | None = None
         self._changes: changes.ChangeListener | None = None
@@ -267,7 +284,7 @@ class Database:
         """Run a transaction that writes on behalf of ``epoch``. Raises `LeaseLost`."""
         with self._transaction(reads_only=False) as connection:
             now = lock_lease(connection, epoch, self.clock)
-            tx = LeasedTx(connection, self.secrets, self.clock, now, epoch)
+            tx = LeasedTx(connection, self.secrets, self.clock, now, epoch, self.passed_over)
             yield tx
             tx.flush()
         self._ring(tx)
@@ -297,7 +314,7 @@ class Database:
     def reading(self) -> Generator[Tx]:
         """Run a transaction that only reads: on SQLite it waits for no writer."""
         with self._transaction(reads_only=True) as connection:
-            yield Tx(connection, self.secrets, self.clock, None)
+            yield Tx(connection, self.secrets, self.clock, None, self.passed_over)
 
     @contextmanager
     def single_statement(self) -> Generator[Tx]:

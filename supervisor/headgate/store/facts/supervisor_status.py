@@ -54,6 +54,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     ``running``, ``held`` and ``owned`` are triggers, ``steps`` those of tasks that its workers have. ``streams`` are as
     many as there is room for, those first that are held or have most in flight; ``streams_in_all`` is the number of
     all. ``trouble``: the duty for which it cannot use the database, though it can for others, and why; "" if it can.
+    ``passed_over``: what its scheduler passes over for a while, because it has failed, and why; "" if nothing.
     """
 
     runner: str = "absent"
@@ -65,6 +66,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     streams: tuple[StreamStatus, ...] = ()
     streams_in_all: int = 0
     trouble: str = ""
+    passed_over: str = ""
 
 
 class PublishedStatus(msgspec.Struct, frozen=True):

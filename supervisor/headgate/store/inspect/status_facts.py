@@ -6,7 +6,7 @@ them if it is not: the answer takes as long with a million events and a hundred 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from headgate.scheduling.why import shortened
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.facts.drift import drifted
-from headgate.store.facts.supervisor_status import PublishedStatus, brokers_away, published
+from headgate.store.facts.supervisor_status import PublishedStatus, SupervisorStatus, brokers_away, published
 from headgate.store.ids import instance_name
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
 from headgate.store.signals import waits
@@ -70,6 +70,13 @@ _RUNS = task_instance.join(dag_run).join(dag)
 _NAMES = (dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index)
 
 
+def _told(
+    said: Mapping[int, PublishedStatus], words_of: Callable[[SupervisorStatus], str]
+) -> tuple[tuple[int, str], ...]:
+    told = ((epoch, words_of(one.status)) for epoch, one in sorted(said.items()))
+    return tuple((epoch, words) for epoch, words in told if words)
+
+
 def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
     """Return everything that `headgate.scheduling.status.problems` looks at."""
     queues = _trigger_queues(tx)
@@ -87,7 +94,8 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         missing_pools=missing,
         overdue=_overdue(tx, [one.name for one in missing]),
         away=_away(tx, said),
-        impeded=tuple((epoch, said[epoch].status.trouble) for epoch in sorted(said) if said[epoch].status.trouble),
+        impeded=_told(said, lambda status: status.trouble),
+        passing_over=_told(said, lambda status: status.passed_over),
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),

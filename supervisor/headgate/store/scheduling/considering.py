@@ -17,6 +17,7 @@ from sqlalchemy import Integer, bindparam, select
 from headgate.protocol import marks
 from headgate.protocol.messages.rules import decode_predicate, is_met
 from headgate.protocol.messages.runner import FiredEvent
+from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx
 from headgate.store.db.verbs import Verbs, leased
@@ -72,7 +73,10 @@ class SignalDutyVerbs(Verbs):
     """The verb by which signals end the waits for them."""
 
     def consider_signals(self, epoch: Epoch, *, limit: int = CONSIDERED_MAX) -> Considered:
-        """Hold up to ``limit`` waits against the signals that they have not seen. Without any, it only reads."""
+        """Hold up to ``limit`` waits against the signals that they have not seen. Without any, it only reads.
+
+        Raises `ItemFailed` for a wait that cannot be held against them.
+        """
         with self.database.reading() as tx:
             if not waits.has_work(tx):
                 return Considered()
@@ -94,22 +98,23 @@ class SignalDutyVerbs(Verbs):
         for wait in found:
             if looks.bytes_read > CONSIDERED_BYTES_MAX:
                 break  # the rest is as it was
-            if wait.trigger_id is not None:
-                if (version := looks.look(wait, wait.trigger_id)) is not None:
-                    ended[wait] = _event(wait.trigger_id, version)
-            elif wait.dag_id is not None:
-                for_runs += looks.look_for_dag(wait, wait.dag_id)
-            elif wait.asks:
-                asked += looks.look_for_decision(wait)
-            else:
-                met += looks.look_for_rule(wait)
-        events = list(ended.values())
-        if events:
-            event_log.insert_events(tx, events)
-            deferral.take_events(tx, events, {event.trigger_id for event in events})
+            with blaming("rule", wait.id):
+                if wait.trigger_id is not None:
+                    if (version := looks.look(wait, wait.trigger_id)) is not None:
+                        ended[wait] = _event(wait.trigger_id, version)
+                elif wait.dag_id is not None:
+                    for_runs += looks.look_for_dag(wait, wait.dag_id)
+                elif wait.asks:
+                    asked += looks.look_for_decision(wait)
+                else:
+                    met += looks.look_for_rule(wait)
+        if ended:
+            event_log.insert_events(tx, list(ended.values()))
+            for wait, event in ended.items():
+                with blaming("rule", wait.id):
+                    deferral.take_event(tx, event)
+                    waits.end(tx, wait)
             tx.notify()  # this supervisor may have no worker that is free for what comes next
-        for wait in ended:
-            waits.end(tx, wait)
         marks.reach("signals.considered")
         return Considered(len(ended), met, has_more=True, asked=asked, for_runs=for_runs)
 

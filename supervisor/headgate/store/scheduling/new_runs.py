@@ -15,6 +15,7 @@ from headgate.protocol.messages.schedules import AssetSchedule, CronSchedule, Ev
 from headgate.scheduling import contracts, timetable
 from headgate.scheduling.contracts import EventRun, Waiting
 from headgate.scheduling.timetable import NoMoment
+from headgate.store.db.faults import blaming
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
 from headgate.store.errors import SpecUnreadable
@@ -51,24 +52,27 @@ class NewRunVerbs(GraphVerbs):
 
     @leased
     def create_due_runs(self, tx: LeasedTx, *, limit: int = RUNS_MAX) -> NewRuns:
-        """Create the next run of up to ``limit`` DAGs that are due, and set their next dates."""
+        """Create the next run of up to ``limit`` DAGs that are due, and set their next dates.
+
+        Raises `ItemFailed` for a DAG that can have no run.
+        """
         new = NewRuns()
         locked = schedules.lock_due(tx, self.graphs.unreadable(tx), limit=limit)
         for due in locked:
             try:
-                spec = self.graphs.get(tx, due.id, due.spec_hash).spec
+                with blaming("DAG", due.id):
+                    _create_due_run(tx, self.graphs, due, new)
             except SpecUnreadable as error:
                 new.unreadable[due.name] = error.reason
-                new.more = True
-                continue  # its date is kept for a supervisor that can read it
-            # Counted again with the lock held: runs of a supervisor that had the lock before are visible now.
-            if isinstance(spec.schedule, CronSchedule) and dags.count_active_runs(tx, due.id) < spec.max_active_runs:
-                _create_scheduled(tx, due, spec, spec.schedule, new)
+                new.more = True  # its date is kept for a supervisor that can read it
         new.more = new.more or len(locked) == limit or bool(new.made)
         return new
 
     def create_event_runs(self, epoch: Epoch, *, limit: int = RUNS_MAX) -> NewRuns:
-        """Create up to ``limit`` runs for events of assets, or for signals. If none can be created, it only reads."""
+        """Create up to ``limit`` runs for events of assets, or for signals. If none can be created, it only reads.
+
+        Raises `ItemFailed` for a DAG that can have no run.
+        """
         with self.database.reading() as tx:
             ready = [
                 (source, one) for source in SOURCES for one in source.backlogs(tx) if _has_work(tx, self.graphs, one)
@@ -105,6 +109,13 @@ SOURCES: Final[tuple[Source, ...]] = (assets, dag_signals)
 # --- by the clock --------------------------------------------------------------------------------
 
 
+def _create_due_run(tx: Tx, graphs: Graphs, due: DueDag, new: NewRuns) -> None:
+    spec = graphs.get(tx, due.id, due.spec_hash).spec
+    # Counted again with the lock held: runs of a supervisor that had the lock before are visible now.
+    if isinstance(spec.schedule, CronSchedule) and dags.count_active_runs(tx, due.id) < spec.max_active_runs:
+        _create_scheduled(tx, due, spec, spec.schedule, new)
+
+
 def _create_scheduled(tx: Tx, due: DueDag, spec: DagSpec, schedule: CronSchedule, new: NewRuns) -> None:
     try:
         interval, next_ = timetable.due(schedule, due.next_, tx.now, catchup=spec.catchup)
@@ -128,7 +139,10 @@ def _create_scheduled(tx: Tx, due: DueDag, spec: DagSpec, schedule: CronSchedule
 
 def _has_work(tx: Tx, graphs: Graphs, one: Backlogged) -> bool:
     """Whether the DAG can have a run for events that wait, or too many events wait for it."""
-    return one.backlog.events > WAITING_EVENTS_MAX or _is_ready(one, _schedule(tx, graphs, one), tx.now)
+    if tx.passed_over.has("DAG", one.dag_id):
+        return False
+    with blaming("DAG", one.dag_id):
+        return one.backlog.events > WAITING_EVENTS_MAX or _is_ready(one, _schedule(tx, graphs, one), tx.now)
 
 
 def _is_ready(one: Backlogged, schedule: EventSchedule | None, now: datetime) -> bool:
@@ -155,29 +169,36 @@ def _create_event_runs(
         if len(new.made) >= limit:
             new.more = True
             break
-        locked = assets.lock_dag(tx, found.dag_id)
-        if locked is None:
-            new.more = True
-            continue
-        # It may be paused by now, or have another schedule.
-        one = msgspec.structs.replace(found, spec_hash=locked.spec_hash, is_held=locked.is_held)
-        if one.backlog.events > WAITING_EVENTS_MAX:
-            new.dropped[one.name] = source.drop_oldest(tx, one.dag_id)
-        schedule = _schedule(tx, graphs, one)
-        if schedule is None or one.is_held:
-            continue
-        spec = graphs.get(tx, one.dag_id, one.spec_hash).spec
-        room = min(share, limit - len(new.made), spec.max_active_runs - dags.count_active_runs(tx, one.dag_id))
-        if room <= 0:
-            continue
-        waiting = source.waiting(tx, one.dag_id, contracts.rows_needed(schedule, room))
-        for run in contracts.runs_of(schedule, waiting, tx.now, room=room):
-            run_id, created = _create_from_events(tx, one.dag_id, spec, run)
-            source.take(tx, one.dag_id, created, run)
-            new.made.append((one.name, run_id))
-            marks.reach("runs.of_events_written")
-        new.more = True  # events that these runs did not take may create others
+        with blaming("DAG", found.dag_id):
+            _create_event_runs_of(tx, graphs, source, found, new, limit=min(share, limit - len(new.made)))
     return new
+
+
+def _create_event_runs_of(
+    tx: LeasedTx, graphs: Graphs, source: Source, found: Backlogged, new: NewRuns, *, limit: int
+) -> None:
+    locked = assets.lock_dag(tx, found.dag_id)
+    if locked is None:
+        new.more = True
+        return
+    # It may be paused by now, or have another schedule.
+    one = msgspec.structs.replace(found, spec_hash=locked.spec_hash, is_held=locked.is_held)
+    if one.backlog.events > WAITING_EVENTS_MAX:
+        new.dropped[one.name] = source.drop_oldest(tx, one.dag_id)
+    schedule = _schedule(tx, graphs, one)
+    if schedule is None or one.is_held:
+        return
+    spec = graphs.get(tx, one.dag_id, one.spec_hash).spec
+    room = min(limit, spec.max_active_runs - dags.count_active_runs(tx, one.dag_id))
+    if room <= 0:
+        return
+    waiting = source.waiting(tx, one.dag_id, contracts.rows_needed(schedule, room))
+    for run in contracts.runs_of(schedule, waiting, tx.now, room=room):
+        run_id, created = _create_from_events(tx, one.dag_id, spec, run)
+        source.take(tx, one.dag_id, created, run)
+        new.made.append((one.name, run_id))
+        marks.reach("runs.of_events_written")
+    new.more = True  # events that these runs did not take may create others
 
 
 def _create_from_events(tx: Tx, dag_row: DagRowId, spec: DagSpec, run: EventRun) -> tuple[str, DagRunId]:

@@ -28,6 +28,7 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import planning, states
 from headgate.scheduling.planning import Decisions, Graph, RunEnd
 from headgate.store.db.bulk import chunks
+from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import leased
@@ -81,16 +82,20 @@ class PlanningVerbs(GraphVerbs):
     def plan(self, tx: LeasedTx, *, after: DagRunId = FROM_FIRST, limit: int = RUNS_MAX) -> Planned:
         """Evaluate up to ``limit`` dirty runs, the oldest first: begin tasks and runs, skip tasks, end runs.
 
-        Only runs behind the run ``after``: those that had to be left do not hold up all that are younger.
+        Only runs behind the run ``after``: those that had to be left do not hold up all that are younger. Raises
+        `ItemFailed` for a run that cannot be evaluated.
         """
-        rows = _DIRTY.run(tx, self.graphs.unreadable(tx), after=after, limit=limit).fetchall()
+        of_passed_over = tx.passed_over.more("run", limit)
+        found = _DIRTY.run(tx, self.graphs.unreadable(tx), after=after, limit=of_passed_over).fetchall()
+        rows = tx.passed_over.without("run", found, limit)
         terms = _TERMS.run_each(tx.connection, [{"of_id": row[0]} for row in rows])
         evaluation = _Evaluation(tx, self.graphs)
         left = 0
         unreadable: dict[str, str] = {}
-        for run in (_Run(*row, *found[0]) for row, found in zip(rows, terms, strict=True)):
+        for run in (_Run(*row, *of_dag[0]) for row, of_dag in zip(rows, terms, strict=True)):
             try:
-                is_done = evaluation.evaluate(run)
+                with blaming("run", run.id):
+                    is_done = evaluation.evaluate(run)
             except SpecUnreadable as error:
                 unreadable[error.dag] = error.reason
                 continue  # it keeps its flag, for a supervisor that can read it

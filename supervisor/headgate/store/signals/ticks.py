@@ -16,6 +16,7 @@ from headgate.protocol.messages.rules import ClockRule, CronRule
 from headgate.protocol.values import encode_value
 from headgate.scheduling import timetable
 from headgate.scheduling.timetable import NoMoment
+from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound
 from headgate.store.db.times import read as read_moment
@@ -73,22 +74,32 @@ _TICK = Prepared(
 
 
 def tick(tx: Tx, limit: int) -> int:
-    """Record that the time has met up to ``limit`` rules that are due; return how many. Several missed ones are one."""
-    now = bound(tx.connection, tx.now)
-    rows = _DUE.run(tx.connection, now=now, limit=limit).fetchall()
-    for id_, run, seen, every_s, cron, timezone, due in rows:
-        due_at = read_moment(tx.connection, due)
-        if every_s is None:
-            next_at = _after(cron, timezone, tx.now)
-        else:
-            missed = (tx.now - due_at).total_seconds() // every_s
-            next_at = due_at + timedelta(seconds=every_s * (missed + 1))
-        met = {"seen_version": seen + 1, "met_version": seen + 1, "met_value": _value(due_at), "met_at": now}
-        _TICK.run(tx.connection, of_id=id_, due_at=_bound(tx, next_at), **met)
+    """Record that the time has met up to ``limit`` rules that are due; return how many. Several missed ones are one.
+
+    Raises `ItemFailed` for a rule that cannot be met.
+    """
+    now, of_passed_over = bound(tx.connection, tx.now), tx.passed_over.more("rule", limit)
+    found = _DUE.run(tx.connection, now=now, limit=of_passed_over).fetchall()
+    rows = tx.passed_over.without("rule", found, limit)
+    for id_, run, *clock in rows:
+        with blaming("rule", id_):
+            _meet(tx, id_, *clock)
         tx.mark_run_dirty(run)
     if rows:
         marks.reach("signals.ticked")
     return len(rows)
+
+
+def _meet(tx: Tx, id_: int, seen: int, every_s: float | None, cron: str, timezone: str, due: Any) -> None:
+    """Have the time meet a rule, and compute when it does so next."""
+    due_at = read_moment(tx.connection, due)
+    if every_s is None:
+        next_at = _after(cron, timezone, tx.now)
+    else:
+        missed = (tx.now - due_at).total_seconds() // every_s
+        next_at = due_at + timedelta(seconds=every_s * (missed + 1))
+    met = {"seen_version": seen + 1, "met_version": seen + 1, "met_value": _value(due_at)}
+    _TICK.run(tx.connection, of_id=id_, due_at=_bound(tx, next_at), met_at=bound(tx.connection, tx.now), **met)
 
 
 def _after(cron: str, timezone: str, moment: datetime) -> datetime | None:

@@ -255,11 +255,17 @@ def has_work(tx: Tx) -> bool:
 
 
 def to_look_at(tx: Tx, limit: int) -> list[OpenWait]:
-    """Lock and return up to ``limit`` waits that are fresh, or have not seen the newest version of their key."""
-    found = [OpenWait._make(row) for row in _FRESH.run(tx.connection, limit=limit).fetchall()]
+    """Lock and return up to ``limit`` waits that are fresh, or have not seen the newest version of their key.
+
+    Those that are passed over are left out.
+    """
+    passed_over = tx.passed_over
+    rows = _FRESH.run(tx.connection, limit=passed_over.more("rule", limit)).fetchall()
+    found = [OpenWait._make(row) for row in passed_over.without("rule", rows, limit)]
     if len(found) < limit:
         known = {wait.id for wait in found}
-        pending = _PENDING.run(tx.connection, limit=limit - len(found)).fetchall()
+        rows = _PENDING.run(tx.connection, limit=passed_over.more("rule", limit - len(found))).fetchall()
+        pending = passed_over.without("rule", rows, limit - len(found))
         found += [OpenWait._make(row) for row in pending if row[0] not in known]
     return sorted(found, key=lambda wait: wait.id)
 

@@ -28,6 +28,7 @@ from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepDeferre
 from headgate.protocol.messages.task_streams import StreamOptions, stream_problem
 from headgate.scheduling import states
 from headgate.store.access.tables import ONE
+from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
@@ -81,24 +82,24 @@ class DeferralVerbs(Verbs):
     def time_out(self, tx: LeasedTx, *, limit: int = TIMED_OUT_MAX) -> list[TaskInstanceId]:
         """Resume up to ``limit`` deferred tasks to fail that have waited for too long; return their ids.
 
-        Late is what the database's clock says. Tasks that another transaction is resuming are skipped.
+        Late is what the database's clock says. Tasks that another transaction is resuming are skipped. Raises
+        `ItemFailed` for one that cannot be resumed.
         """
         tx.notify()
-        rows = _TIMED_OUT.run(tx.connection, now=bound(tx.connection, tx.now), limit=limit).fetchall()
-        tasks = [task_rows.locked_task(tx, row) for row in rows]
-        for task in tasks:
-            is_over = task.deadline is not None and task.deadline <= tx.now
-            reason: FailReason = "execution_timeout" if is_over else "trigger_timeout"
-            waited_s = _waited_s(tx, task)
-            task_streams.close(tx, task.id)
-            resuming.resume_to_fail(tx, task, "timed_out", reason, _TIMEOUT[reason], waited_s=waited_s)
-        return [task.id for task in tasks]
+        now, of_passed_over = bound(tx.connection, tx.now), tx.passed_over.more("task", limit)
+        found = _TIMED_OUT.run(tx.connection, now=now, limit=of_passed_over).fetchall()
+        rows = tx.passed_over.without("task", found, limit)
+        for row in rows:
+            with blaming("task", row[0]):
+                _time_out(tx, task_rows.locked_task(tx, row))
+        return [row[0] for row in rows]
 
     @leased
     def begin_due_batches(self, tx: LeasedTx, *, limit: int = TIMED_OUT_MAX) -> list[TaskInstanceId]:
         """Have up to ``limit`` tasks handle what waits in their streams, after the seconds of their batches.
 
-        Return their ids. Late is what the database's clock says. Tasks that are locked are skipped.
+        Return their ids. Late is what the database's clock says. Tasks that are locked are skipped. Raises `ItemFailed`
+        for one that cannot go on.
         """
         return task_streams.begin_due_batches(tx, limit)
 
@@ -242,7 +243,7 @@ def take_events(tx: Tx, events: Sequence[FiredEvent], waited_for: Collection[int
     """Resume, or end, the tasks that wait for these triggers; the events are in the log already.
 
     Return the ids of these triggers. An event for which no task waits changes nothing: the task was cleared, has timed
-    out, or was resumed before.
+    out, or was resumed before. Raises `ItemFailed` for a trigger whose task cannot take its event.
     """
     first: dict[int, FiredEvent] = {}
     over: set[TriggerId] = set()
@@ -250,16 +251,22 @@ def take_events(tx: Tx, events: Sequence[FiredEvent], waited_for: Collection[int
         if event.trigger_id in waited_for:
             first.setdefault(event.trigger_id, event)
     for trigger_id, event in sorted(first.items()):
-        if event.kind != "event":
-            is_over = _end_task(tx, event)
-        else:
-            is_over = _RESUME.run(tx.connection, of_trigger=trigger_id, now=bound(tx.connection, tx.now)).rowcount > 0
-            if is_over:
-                task_rows.finish_trigger(tx, trigger_id)
-                marks.reach("resume.by_event")
-        if is_over:
-            over.add(TriggerId(trigger_id))
+        with blaming("trigger", trigger_id):
+            if take_event(tx, event):
+                over.add(TriggerId(trigger_id))
     return frozenset(over)
+
+
+def take_event(tx: Tx, event: FiredEvent) -> bool:
+    """Resume, or end, the task that waits for the event's trigger; return whether one does."""
+    if event.kind != "event":
+        return _end_task(tx, event)
+    now = bound(tx.connection, tx.now)
+    is_over: bool = _RESUME.run(tx.connection, of_trigger=event.trigger_id, now=now).rowcount > 0
+    if is_over:
+        task_rows.finish_trigger(tx, event.trigger_id)
+        marks.reach("resume.by_event")
+    return is_over
 
 
 def take_refused(tx: Tx, refused: Mapping[int, str], waited_for: Collection[int]) -> frozenset[TriggerId]:
@@ -304,6 +311,14 @@ def take_ends(tx: LeasedTx, finished: Sequence[FinishedTrigger], waited_for: Col
 
 
 # --- its end, by the clock -----------------------------------------------------------------------
+
+
+def _time_out(tx: Tx, task: LockedTask) -> None:
+    is_over = task.deadline is not None and task.deadline <= tx.now
+    reason: FailReason = "execution_timeout" if is_over else "trigger_timeout"
+    waited_s = _waited_s(tx, task)
+    task_streams.close(tx, task.id)
+    resuming.resume_to_fail(tx, task, "timed_out", reason, _TIMEOUT[reason], waited_s=waited_s)
 
 
 def _waited_s(tx: Tx, task: LockedTask) -> float | None:

@@ -24,6 +24,7 @@ from headgate.protocol.messages.task_streams import StreamPart
 from headgate.scheduling import states
 from headgate.scheduling.bundles import Places, StepKind
 from headgate.scheduling.planning import Graph
+from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx, wait_for_inflight
@@ -136,16 +137,17 @@ class DispatchVerbs(GraphVerbs):
         """Begin the next try of up to ``limit`` tasks whose retry delay is over, by the database's clock; return them.
 
         XComs of the earlier try are deleted. A task that begins in its trigger is deferred at once. Tasks of DAGs that
-        are paused, or gone, wait; those of DAGs that this version cannot read wait for a supervisor that can.
+        are paused, gone, or unreadable for this version wait. Raises `ItemFailed` for one that cannot begin.
         """
-        rows = _RETRY_DUE.run(tx, self.graphs.unreadable(tx), now=bound(tx.connection, tx.now), limit=limit).fetchall()
+        of = {"now": bound(tx.connection, tx.now), "limit": tx.passed_over.more("task", limit)}
+        rows = tx.passed_over.without("task", _RETRY_DUE.run(tx, self.graphs.unreadable(tx), **of).fetchall(), limit)
         due = [task for task in map(_DueTask._make, rows) if self.graphs.is_readable(tx, task.dag_row, task.spec_hash)]
         for task in due:
-            outcomes.begin_next_try(tx, task.id)
-        for task in due:
-            start = self.graphs.get(tx, task.dag_row, task.spec_hash).start_triggers.get(task.task_id)
-            if start is not None:
-                deferral.start_in_trigger(tx, task.id, start)
+            with blaming("task", task.id):
+                outcomes.begin_next_try(tx, task.id)
+                graph = self.graphs.get(tx, task.dag_row, task.spec_hash)
+                if (start := graph.start_triggers.get(task.task_id)) is not None:
+                    deferral.start_in_trigger(tx, task.id, start)
         if due:
             tx.notify()
         return [task.id for task in due]

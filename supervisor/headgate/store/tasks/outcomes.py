@@ -33,6 +33,7 @@ from headgate.protocol.messages.steps import (
 from headgate.scheduling import states
 from headgate.scheduling.planning import retry_wait_s
 from headgate.store.db.bulk import chunks
+from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
@@ -208,19 +209,21 @@ class OutcomeVerbs(Verbs):
 
         Such a supervisor writes nothing more, and its workers die with it. A task that ran there has failed this try,
         unless it is endless: that is moved. One that was being restarted begins again. Deferred tasks are not adopted:
-        their triggers are claimed.
+        their triggers are claimed. Raises `ItemFailed` for one that cannot be taken.
         """
         adopted = []
         lost: list[tuple[TaskInstanceId, StepSpan, StepEndName]] = []
-        for owner, dag_id, run_id, task_id, map_index, *row in _ORPHANS.run(tx.connection, limit=limit).fetchall():
-            task = task_rows.locked_task(tx, tuple(row))
+        found = _ORPHANS.run(tx.connection, limit=tx.passed_over.more("task", limit)).fetchall()
+        for id_, owner, dag_id, run_id, task_id, map_index, *row in tx.passed_over.without("task", found, limit):
             error = ""
-            if task.state is TaskState.RUNNING:
-                error = f"its supervisor (epoch {owner}) is gone, and its worker with it"
-                task_streams.close(tx, task.id)
-                state = _lose(tx, task, "adopted", WorkerLost(error), healthy_s)
-            else:
-                state = task_rows.apply(tx, task, "adopted")
+            with blaming("task", id_):
+                task = task_rows.locked_task(tx, tuple(row))
+                if task.state is TaskState.RUNNING:
+                    error = f"its supervisor (epoch {owner}) is gone, and its worker with it"
+                    task_streams.close(tx, task.id)
+                    state = _lose(tx, task, "adopted", WorkerLost(error), healthy_s)
+                else:
+                    state = task_rows.apply(tx, task, "adopted")
             name = TryName(dag_id, run_id, task_id, task.try_number, map_index)
             adopted.append(Adopted(task.id, name, state, error))
             lost.append((task.id, StepSpan(task.try_number, task.started_at), "lost"))
@@ -444,7 +447,7 @@ def _skip(tx: Tx, instance: TaskInstanceId, names: Collection[str]) -> None:
 
 _ORPHANS = Prepared(
     task_rows.skip_locked(
-        select(_C.triggerer_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, *task_rows.LOCKED)
+        select(_C.id, _C.triggerer_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, *task_rows.LOCKED)
         .select_from(task_instance.join(dag_run).join(dag).join(triggerer, triggerer.c.id == _C.triggerer_id))
         # IS NOT NULL is implied by the join, but the partial index and the order need it in the text.
         .where(

@@ -88,7 +88,8 @@ def lock_due(tx: Tx, unreadable: str | None, *, limit: int) -> list[DueDag]:
 
     A DAG that has as many active runs as it may have is not due: its next run is created when one of them has ended.
     """
-    rows = _DUE.run(tx, unreadable, now=bound(tx.connection, tx.now), limit=limit).fetchall()
+    now, of_passed_over = bound(tx.connection, tx.now), tx.passed_over.more("DAG", limit)
+    rows = tx.passed_over.without("DAG", _DUE.run(tx, unreadable, now=now, limit=of_passed_over).fetchall(), limit)
     return [
         DueDag(id_, name, spec_hash, Interval(read(tx.connection, start), read(tx.connection, end)))
         for id_, name, spec_hash, start, end in rows

@@ -35,6 +35,7 @@ from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, Fi
 from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.scheduling.task_streams import decide
 from headgate.store.db.bulk import Kind, find
+from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
 from headgate.store.db.transaction import LeasedTx, Tx
@@ -292,7 +293,8 @@ def take(
     ``streams`` are triggers of streams, ``refused`` has the reasons why an event of a trigger is not in the log: then
     its stream fails, because what comes after it would be handled without it. Return the triggers that are over, and
     whose runs end, or have ended, by themselves: one that goes on after a refused event has yet to be cancelled. The
-    end of a trigger that this epoch does not own is ignored: another supervisor runs it.
+    end of a trigger that this epoch does not own is ignored: another supervisor runs it. Raises `ItemFailed` for one
+    whose task cannot take them.
     """
     ends: dict[int, _End] = {}
     for run in finished:
@@ -303,7 +305,8 @@ def take(
     ends.update({trigger_id: _End(None, "failed", reason) for trigger_id, reason in (refused or {}).items()})
     touched = {event.trigger_id for event in events}.union(ends).intersection(streams)
     for task, stream in locked_of_triggers(tx, touched):
-        _take_one(tx, task, stream, ends.get(stream.trigger_id))
+        with blaming("trigger", stream.trigger_id):
+            _take_one(tx, task, stream, ends.get(stream.trigger_id))
     return over
 
 
@@ -425,14 +428,16 @@ def begin_due_batches(tx: Tx, limit: int) -> list[TaskInstanceId]:
 
     Return those for which there is something to do now: they are to begin, or have elements of more events.
     """
-    rows = _DUE.run(tx.connection, now=bound(tx.connection, tx.now), limit=limit).fetchall()
+    now, of_passed_over = bound(tx.connection, tx.now), tx.passed_over.more("task", limit)
+    found = _DUE.run(tx.connection, now=now, limit=of_passed_over).fetchall()
     begun = []
-    for row in rows:
-        task = task_rows.locked_task(tx, row)
-        stream = locked(tx, task.id)
-        if stream is None:
-            continue
-        state = settle(tx, task, stream)
-        if state is TaskState.SCHEDULED or stream.elements is not None:
-            begun.append(task.id)
+    for row in tx.passed_over.without("task", found, limit):
+        with blaming("task", row[0]):
+            task = task_rows.locked_task(tx, row)
+            stream = locked(tx, task.id)
+            if stream is None:
+                continue
+            state = settle(tx, task, stream)
+            if state is TaskState.SCHEDULED or stream.elements is not None:
+                begun.append(task.id)
     return begun

@@ -22,7 +22,7 @@ import structlog
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.dags import DagSpec, check_dag
 from headgate.protocol.messages.worker import FileParsed
-from headgate.store.errors import DATABASE_UNUSABLE, BadName, RowsRefused
+from headgate.store.errors import BLAMELESS, BadName, RowsRefused, described
 from headgate.store.ids import Epoch
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dags import FILE_CHARS_MAX
@@ -126,10 +126,13 @@ class DagFiles:
                     self._save(epoch, parsed.file, parsed.dags)
                     log.info("parsed a DAG file", file=parsed.file, dags=len(parsed.dags))
                     return
-            except DATABASE_UNUSABLE:
+            except BLAMELESS:
                 raise
             except (ProtocolError, BadName, RowsRefused) as refused:
                 error = str(refused)
+            except Exception as unforeseen:
+                error = f"headgate cannot store the DAGs of the file: {described(unforeseen)}"
+                log.error("the DAGs of a file cannot be stored", file=parsed.file, exc_info=unforeseen)
         self._store.save_import_error(epoch, parsed.file, error)
         log.error("a DAG file cannot be parsed", file=parsed.file, error=parsed.error or error)
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import structlog
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
@@ -27,12 +28,12 @@ from headgate.protocol.messages.queries import (
     SignalsSent,
 )
 from headgate.protocol.messages.steps import Emitted, StepDeferred, StepFailed, StepHandled
-from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused, ValueRefused
+from headgate.store.errors import BLAMELESS, DATABASE_UNUSABLE, RowsRefused, ValueRefused, described
 from headgate.store.ids import Epoch, TriggerId
 from headgate.store.signals import sending
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dispatch import TaskToRun
-from headgate.store.tasks.outcomes import NotBegun
+from headgate.store.tasks.outcomes import NotBegun, StepEnd
 from headgate.supervisor.executors.base import ExecutorEvent, StepQuery
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.metrics import catalogue
@@ -43,6 +44,8 @@ from headgate.supervisor.tasks import steps
 from headgate.supervisor.tasks.listeners import Listeners
 from headgate.supervisor.tasks.scheduler import Scheduler
 from headgate.supervisor.tasks.steps import End, end_of, handled_by, sender_of, step_end_of
+
+log = structlog.get_logger(__name__)
 
 OUTCOMES_MAX = 64  # of steps, stored in one transaction
 OUTCOMES_FIRST = 4  # of the first groups, before the speed of the database is known
@@ -157,21 +160,27 @@ class Reports:
         group = self._oldest_ends()
         marks.reach("tasks.before_outcome")
         begun_at = self._clock()
+        ends, states = list[StepEnd](), list[TaskState | None]()
         try:
-            self._store_group(epoch, group)
-        except (ValueRefused, RowsRefused) as refused:
-            # The worker could not check this. One of them is to blame: by halving it is found.
-            if len(group) > 1:
-                self._group_max = len(group) // 2
-                return
-            self._store_refused(epoch, group[0], refused)
+            ends = [step_end_of(end) for end in group]
+            states = self._store.store_ends(epoch, ends, healthy_s=self._healthy_s)
         except DATABASE_UNUSABLE:
             self._group_size.failed(len(group), self._clock() - begun_at)
             raise
+        except BLAMELESS:
+            raise
+        except Exception as error:
+            # The worker could not check this, or nobody foresaw it. One of them is to blame: by halving it is found.
+            if len(group) > 1:
+                self._group_max = len(group) // 2
+                return
+            self._store_refused(epoch, group[0], error)
         self._group_max = OUTCOMES_MAX
         self._group_size.stored(len(group), self._clock() - begun_at)
         marks.reach("tasks.outcome_stored")
         self._drop_oldest(len(group))
+        if states:
+            self._tell_stored(group, ends, states)
         self._scheduler.notify()
         self._stored.has_ends = True
         self._stored.has_endless |= any(end.task.is_endless for end in group)
@@ -202,9 +211,8 @@ class Reports:
                 count -= 1
         self._inbox.extendleft(reversed(passed_over))
 
-    def _store_group(self, epoch: Epoch, group: Sequence[End]) -> None:
-        ends = [step_end_of(end) for end in group]
-        states = self._store.store_ends(epoch, ends, healthy_s=self._healthy_s)
+    def _tell_stored(self, group: Sequence[End], ends: Sequence[StepEnd], states: Sequence[TaskState | None]) -> None:
+        """Have happen what follows from ends that are stored, and write them to the logs of their tasks."""
         if any(end.signals for end in ends):
             self.notify_signals()
         for end, state in zip(group, states, strict=True):
@@ -220,13 +228,17 @@ class Reports:
             self._log_end(end.task, state, *steps.words_of(end.outcome, is_moved=state is TaskState.SCHEDULED))
         self._logs.flush()
 
-    def _store_refused(self, epoch: Epoch, end: End, refused: ValueRefused | RowsRefused) -> None:
+    def _store_refused(self, epoch: Epoch, end: End, error: Exception) -> None:
         """Fail a task with the error for which its outcome cannot be stored; it keeps none of its XComs."""
-        failed = step_end_of(end._replace(outcome=StepFailed(str(refused))))
+        reason = str(error)
+        if not isinstance(error, ValueRefused | RowsRefused):
+            reason = f"headgate cannot store the outcome: {described(error)}"
+            log.error("the outcome of a step cannot be stored", task=end.task.name.task, exc_info=error)
+        failed = step_end_of(end._replace(outcome=StepFailed(reason)))
         (state,) = self._store.store_ends(epoch, [failed], healthy_s=self._healthy_s)
         self._figures.add(catalogue.STEPS_ENDED, "failed")
         self._stored.has_changed_triggers |= end.task.stream is not None
-        self._log_end(end.task, state, "the outcome cannot be stored", {"error": str(refused)})
+        self._log_end(end.task, state, "the outcome cannot be stored", {"error": reason})
         self._logs.flush()
 
     def _log_end(self, task: TaskToRun, state: TaskState | None, event: str, fields: Mapping[str, object]) -> None:
@@ -257,8 +269,12 @@ class Reports:
                 return Response(asked.id, self._store.start_signals(task.id))
             return Response(asked.id, self._answers.answer(asked.query, dag_run_id=task.dag_run_id))
         except (QueryRefused, RowsRefused, ValueRefused) as refused:
-            # If the database is away this raises: the query waits, as an outcome would.
             return Response(asked.id, error=str(refused))
+        except BLAMELESS:
+            raise  # the query waits, as an outcome would
+        except Exception as error:
+            log.error("a query of a task cannot be answered", task=task.name.task, exc_info=error)
+            return Response(asked.id, error=f"headgate cannot answer this: {described(error)}")
 
 
 def _is_for_value(event: ExecutorEvent) -> bool:

@@ -16,7 +16,7 @@ import structlog
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.planning import RunEnd
-from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
+from headgate.store.errors import BLAMELESS, DATABASE_UNUSABLE, ItemFailed
 from headgate.store.ids import DagRunId, Epoch, TaskInstanceId
 from headgate.store.scheduling.new_runs import NewRuns
 from headgate.store.scheduling.planning import FROM_FIRST
@@ -25,6 +25,7 @@ from headgate.store.tasks.outcomes import HEALTHY_S, Adopted
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.metrics import catalogue
 from headgate.supervisor.metrics.figures import Figures
+from headgate.supervisor.tasks.faults import Faults
 
 log = structlog.get_logger(__name__)
 
@@ -76,13 +77,21 @@ def note_scheduled(figures: Figures, done: SchedulerStep) -> None:
 class Duty:
     """One kind of work of the scheduler; ``due_at`` is infinity if there is none to do.
 
-    ``seen_due_at`` is the time at which it was first found due and not run.
+    ``seen_due_at`` is the time at which it was first found due and not run. It has failed, and is not run before
+    ``failed_until``, whatever happens.
     """
 
-    def __init__(self, run: Callable[[Epoch, float], SchedulerStep]) -> None:
+    def __init__(self, name: str, run: Callable[[Epoch, float], SchedulerStep]) -> None:
+        self.name = name
         self.run = run
         self.due_at = math.inf
         self.seen_due_at = math.inf
+        self.failed_until = 0.0
+
+    @property
+    def wake_at(self) -> float:
+        """The time at which it is to be run."""
+        return max(self.due_at, self.failed_until)
 
     def require(self, at: float) -> None:
         """Make it due at this time, unless it is due earlier already."""
@@ -96,18 +105,19 @@ class Scheduler:
         self._store = store
         self._healthy_s = healthy_s
         self._retry = retry
-        self._evaluation = Duty(self._evaluate_runs)
-        self._retries = Duty(self._retry_tasks)
-        self._timeouts = Duty(self._time_out)
-        self._batches = Duty(self._begin_due_batches)
-        self._reopening = Duty(self._reopen_streams)
-        self._signals = Duty(self._consider_signals)
-        self._questions = Duty(self._report_questions)
-        self._ticks = Duty(self._tick)
-        self._dates = Duty(self._create_runs_by_date)
-        self._event_runs = Duty(self._create_runs_by_event)
-        self._adoption = Duty(self._adopt)
-        self._query = Duty(self._ask)
+        self._faults = Faults(store.scheduling)
+        self._evaluation = Duty("evaluate runs", self._evaluate_runs)
+        self._retries = Duty("retry tasks", self._retry_tasks)
+        self._timeouts = Duty("end deferrals that are too late", self._time_out)
+        self._batches = Duty("begin batches", self._begin_due_batches)
+        self._reopening = Duty("open triggers of streams again", self._reopen_streams)
+        self._signals = Duty("consider signals", self._consider_signals)
+        self._questions = Duty("have users' code asked", self._report_questions)
+        self._ticks = Duty("meet rules by the time", self._tick)
+        self._dates = Duty("create runs by dates", self._create_runs_by_date)
+        self._event_runs = Duty("create runs for events", self._create_runs_by_event)
+        self._adoption = Duty("adopt tasks", self._adopt)
+        self._query = Duty("ask what is due", self._ask)
         self._duties = (  # in order of urgency
             self._signals,
             self._questions,
@@ -149,24 +159,44 @@ class Scheduler:
 
     def wake_at(self) -> float:
         """Return the time at which `step` must be called even if nothing happens."""
-        return max(self._retry.at, min([duty.due_at for duty in self._duties]))
+        return max(self._retry.at, min([duty.wake_at for duty in self._duties]))
+
+    def troubles(self) -> str:
+        """Return what waits because it has failed as nobody foresaw, and why; "" if nothing does."""
+        return self._faults.told()
 
     def step(self, epoch: Epoch, now: float) -> SchedulerStep:
-        """Run the most urgent due duty, if any. Raises `LeaseLost` if another supervisor has fenced ``epoch``."""
+        """Run the most urgent due duty, if any. Raises `LeaseLost` if another supervisor has fenced ``epoch``.
+
+        An error that nobody foresaw, of ours, costs what it is about, or else the duty, a while; all else goes on.
+        """
         if now < self.wake_at():
             return NOTHING_DONE
+        self._faults.step(now)
         duty = self._next_duty(now)
         duty.due_at = duty.seen_due_at = math.inf
         try:
             result = duty.run(epoch, now)
-        except (*DATABASE_UNUSABLE, RowsRefused) as exc:  # refused rows would be a bug of ours
+        except DATABASE_UNUSABLE as exc:
             # It may have been committed or not. In either case the next try, and the query behind it, find all that is
             # due in the database; and what its result would have said is said with the next one.
             duty.due_at = self._retry.failed(exc, now)
             self._query.require(duty.due_at)
             self._is_in_doubt = True
             return NOTHING_DONE
+        except BLAMELESS:
+            raise
+        except Exception as exc:
+            self._retry.succeeded(now)
+            if isinstance(exc, ItemFailed) and self._faults.pass_over(exc, now):
+                duty.due_at = now
+            else:
+                duty.due_at = duty.failed_until = self._faults.duty_failed(duty.name, exc, now)
+            return NOTHING_DONE
         self._retry.succeeded(now)
+        if duty.failed_until:
+            duty.failed_until = 0.0
+            self._faults.duty_succeeded(duty.name)
         if self._is_in_doubt:
             self._is_in_doubt = False
             instances = max(result.instances, 1)
@@ -179,7 +209,7 @@ class Scheduler:
         A supervisor that stores one outcome after the other has runs to evaluate in each of its steps; retries,
         timeouts and dates, and the query that finds them, must not wait for the end of it.
         """
-        due = [duty for duty in self._duties if duty.due_at <= now]
+        due = [duty for duty in self._duties if duty.wake_at <= now]
         for duty in due:
             duty.seen_due_at = min(duty.seen_due_at, now)
         latest = min(due, key=lambda duty: duty.seen_due_at)
@@ -294,7 +324,7 @@ class Scheduler:
     def _ask(self, epoch: Epoch, now: float) -> SchedulerStep:
         due = self._store.scheduling.next_due(epoch)
         self._asked_at = now
-        others_are_due = any(duty.due_at <= now for duty in self._duties)
+        others_are_due = any(duty.wake_at <= now for duty in self._duties)
         # It does not know when that becomes due which the others are about to do.
         self._query.due_at = now + (ASK_AGAIN_S if others_are_due else ASK_INTERVAL_S)
         self.deadline_at = math.inf if due.deadline_in_s is None else now + due.deadline_in_s

@@ -34,7 +34,7 @@ from headgate.protocol.messages.runner import (
     StateSync,
 )
 from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX
-from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
+from headgate.store.errors import DATABASE_UNUSABLE, ItemFailed, RowsRefused
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.triggers.claimed import ClaimedTrigger
@@ -257,7 +257,8 @@ class Intake:
                 Refusal(event.seq, event.trigger_id, event.reason, payload_kept=event.is_whole)
                 for event in slice_.refused
             )
-        except RowsRefused as exc:
+        except (RowsRefused, ItemFailed) as exc:
+            _log_unforeseen(exc)
             if not self._split_or_dead_letter(epoch, slice_, tally, exc, now):
                 return None
         except DATABASE_UNUSABLE as exc:
@@ -327,7 +328,9 @@ class Intake:
         del self._tallies[slice_.incarnation, slice_.round]
         return StateSync(round=slice_.round, persisted=tuple(tally.persisted), refused=tuple(tally.refused))
 
-    def _split_or_dead_letter(self, epoch: Epoch, slice_: Slice, tally: Tally, error: RowsRefused, now: float) -> bool:
+    def _split_or_dead_letter(
+        self, epoch: Epoch, slice_: Slice, tally: Tally, error: RowsRefused | ItemFailed, now: float
+    ) -> bool:
         """Halve a refused slice, or dead-letter its single element. Return whether the element has been handled.
 
         A refusal may be temporary: if a row that the new ones refer to is deleted while they are being stored, the
@@ -384,3 +387,9 @@ def _log_differing(differing: Sequence[Difference]) -> None:
         )
     if (more := len(differing) - DIFFERING_LOGGED_MAX) > 0:
         log.error("more events differ from those stored for their messages before", events=more)
+
+
+def _log_unforeseen(error: RowsRefused | ItemFailed) -> None:
+    """Log where headgate itself has failed: of that a dead letter has one line."""
+    if isinstance(error, ItemFailed):
+        log.error("the task that waits for an event cannot take it", error=error.reason, exc_info=error.__cause__)
