@@ -8,7 +8,8 @@ import pytest
 
 from headgate.store.ids import TryName
 from headgate.supervisor.logs.task_log_deletion import delete_logs
-from headgate.supervisor.logs.task_log_files import file_of
+from headgate.supervisor.logs.task_log_files import file_of, tries
+from headgate.supervisor.logs.task_logs import TRIES_KEPT, TaskLogs
 
 LONG = "r" * 300  # a run_id whose folder has a hash for a name
 
@@ -91,3 +92,42 @@ def test_a_run_without_logs_has_none_to_lose(tmp_path: Path) -> None:
     assert delete_logs(tmp_path / "nowhere", "d", "r") == 0
     (tmp_path / "d").write_text("a file")
     assert delete_logs(tmp_path, "d", "r") == 0
+
+
+@pytest.mark.parametrize("map_index", [-1, 17])
+def test_of_a_task_that_starts_again_and_again_the_last_tries_keep_their_logs(tmp_path: Path, map_index: int) -> None:
+    def write(*numbers: int) -> None:
+        logs = TaskLogs(tmp_path)  # another supervisor each time: nothing of the earlier ones is known
+        for number in numbers:
+            # More than an instance may have in its segment.
+            logs.write(TryName("d", "r", "t", number, map_index), {"event": "x" * 70_000})
+        assert logs.flush(10.0)
+        logs.close()
+
+    other, strange = log(tmp_path, "d", "r", task_id="other"), log(tmp_path, "d", "r").parent.parent / "notes.txt"
+    strange.touch()
+    write(*range(1, 4), TRIES_KEPT)
+    assert tries(tmp_path, "d", "r", "t", map_index) == [1, 2, 3, TRIES_KEPT]
+    write(TRIES_KEPT + 2)
+    assert tries(tmp_path, "d", "r", "t", map_index) == [3, TRIES_KEPT, TRIES_KEPT + 2]
+    write(TRIES_KEPT + 1)  # late
+    assert tries(tmp_path, "d", "r", "t", map_index) == [3, TRIES_KEPT, TRIES_KEPT + 1, TRIES_KEPT + 2]
+    assert other.exists()
+    assert strange.exists()
+
+
+def test_a_log_that_cannot_be_deleted_costs_the_next_try_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(path)
+
+    old = log(tmp_path, "d", "r")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    logs = TaskLogs(tmp_path)
+    name = TryName("d", "r", "t", TRIES_KEPT + 5)
+    logs.say(name, "info", "begun")
+    assert logs.flush(10.0)
+    logs.close()
+    assert old.exists()
+    assert file_of(tmp_path, name, 0).read_bytes().count(b"begun") == 1

@@ -1,4 +1,4 @@
-"""Deleting the logs of the tasks of a run."""
+"""Deleting the logs of the tasks of a run, and of tries that were long ago."""
 
 from __future__ import annotations
 
@@ -33,14 +33,29 @@ def delete_logs(folder: Path, dag_id: str, run_id: str, *, is_tried_only: bool =
     return len(files)
 
 
+def delete_tries_before(of_tries: Path, try_number: int) -> None:
+    """Delete the logs of all tries of a task before this one, in the folder that holds its tries. Raises `OSError`."""
+    for folder in filter(_is_number, _folders_in(of_tries)):
+        if int(folder.name) < try_number:
+            for path in _logs_in(folder):
+                path.unlink(missing_ok=True)
+            _remove_if_empty(folder)
+
+
 def _logs_of(run_folder: Path) -> Iterator[Path]:
     for task_folder in _folders_in(run_folder):
         holding = list(filter(_is_number, _folders_in(task_folder / MAP_FOLDER)))
         for of_tries in _folders_of_tries(task_folder):
             holding += filter(_is_number, _folders_in(of_tries))
         for each in holding:
-            with contextlib.suppress(FileNotFoundError):  # another process is deleting it
-                yield from sorted(path for path in each.iterdir() if is_log_file(path.name))
+            yield from _logs_in(each)
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if is_log_file(path.name))
+    except FileNotFoundError:  # another process is deleting it
+        return []
 
 
 def _folders_of_tries(task_folder: Path) -> Iterator[Path]:

@@ -26,6 +26,7 @@ import structlog
 from headgate.store.ids import TryName
 from headgate.supervisor.config import TASK_LOG_BYTES_MAX
 from headgate.supervisor.logs.log_writer import LogWriter
+from headgate.supervisor.logs.task_log_deletion import delete_tries_before
 from headgate.supervisor.logs.task_log_files import (
     BEFORE_FIELD,
     SEGMENT_SHARE_BYTES_MAX,
@@ -40,6 +41,7 @@ from headgate.supervisor.logs.task_log_files import (
 log = structlog.get_logger(__name__)
 
 END_BYTES_MAX: Final = 1024 * 1024  # of each of the files that hold the end
+TRIES_KEPT: Final = 200  # of one task in one run, which a task that starts every minute makes in some hours
 ENDS_KEPT: Final = 2  # of these files: the last one may be nearly empty, and the one before it is full
 WRITE_BYTES_MAX: Final = 1024 * 1024  # in one call, which may have to be taken back
 RECORDS_WAITING_MAX: Final = 200_000  # records that wait for the thread: one task's flood of 100,000 lines fits
@@ -334,6 +336,10 @@ class _Files:
         folder = folder_of_try(self._folder, name)
         path = file_of(self._folder, name, epoch)
         file = _opened(path, 0)
+        if name.try_number > TRIES_KEPT and not file.bytes:
+            # One that is left is deleted with a later try, or with the run: it must not cost this one its log.
+            with contextlib.suppress(OSError):
+                delete_tries_before(folder.parent, name.try_number - TRIES_KEPT + 1)
         if file.bytes >= self._bytes_max // 2 and (part := max(parts_in(folder)[epoch])) > 0:
             # It had been closed to open another: continue where it was.
             os.close(file.descriptor)
