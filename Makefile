@@ -21,8 +21,9 @@ QUICK := protocol child streams runner brokers triggers tasks scheduling testing
 test-quick: $(READY)  ## the tests without databases: make test-quick VENV=.venv-3.13 PYTHON=python3.13
 	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m "not campaign" $(addprefix tests/,$(QUICK)) $(ARGS)
 
+PROVING := benchmarks brokers integration proof testing
 proof: $(READY)  ## campaigns in a bounded form (crash tests, simulation, deliberate bugs, fuzzing), and real processes on PostgreSQL
-	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m campaign $(ARGS)
+	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m campaign $(addprefix tests/,$(PROVING)) $(ARGS)
 
 crash: $(READY)  ## kills at every mark, and at random; adds to docs/proof.md: make crash ARGS="--kills 10000"
 	$(VENV)/bin/python -m tests.proof.crash $(ARGS)

@@ -167,9 +167,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # What starts processes takes half of all the time, and does the same on PostgreSQL as on SQLite.
         if item.path.is_relative_to(SLOW_TESTS) and _database_of(item) == "postgresql":
             item.add_marker(pytest.mark.campaign)
+    folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in items if item.get_closest_marker("campaign")}
+    if strays := folders.difference(_proving()):
+        raise pytest.UsageError(f"the Makefile's PROVING lacks folders with campaigns: {', '.join(sorted(strays))}")
     yield
     if workers > 1:
         items[:] = _slow_ones_first(items, workers)
+
+
+def _proving() -> list[str]:
+    """Return the folders in which `make proof` looks for its tests: to collect all others takes each worker longer."""
+    makefile = (ROOT / "Makefile").read_text()
+    (line,) = [line for line in makefile.splitlines() if line.startswith("PROVING := ")]
+    return line.removeprefix("PROVING := ").split()
 
 
 def _database_of(item: pytest.Item) -> str | None:

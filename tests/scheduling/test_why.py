@@ -18,6 +18,7 @@ from headgate.scheduling.why import (
     Supervisor,
     TaskFacts,
     TriggerFacts,
+    command,
     shortened,
     span,
 )
@@ -404,3 +405,11 @@ def test_an_error_is_shown_without_its_traceback() -> None:
 )
 def test_a_span_is_written_in_its_two_largest_units(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_commands_are_written_as_a_shell_takes_them_whatever_the_names_are() -> None:
+    facts = task(S.SCHEDULED, dag="my dag", run_id="it's $HOME", pool=Pool("big; rm", None))
+    assert "`headgate pools set 'big; rm' SLOTS`" in explain_task(facts, [ALIVE]).next
+    paused = task(S.NONE, dag="my dag", run_id="it's $HOME", is_paused=True)
+    assert explain_task(paused, [ALIVE]).next == "`headgate dags unpause 'my dag'`"
+    assert command("why", "etl", "it's $HOME", "a[3]") == """headgate why etl 'it'"'"'s $HOME' 'a[3]'"""

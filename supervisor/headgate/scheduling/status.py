@@ -8,14 +8,13 @@ tasks, then what has failed before.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from headgate.scheduling.drift import LEVELS, LOSS, Verdict
-from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive, counted, some, span
+from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive, command, counted, some, span
 
 FAILURES_BROKEN_MIN = 3  # of a subscriber: from then on a stream that waits for it stands still, and not only hesitates
 STREAMS_TOLD_MAX = 4  # each with a sentence of its own; the others are counted
@@ -252,7 +251,7 @@ def _queues(facts: StatusFacts) -> list[Problem]:
     served = {queue for one in living for queue in one.queues}
     for queue in sorted({*facts.trigger_queues} - served):
         text = f"no living supervisor serves the queue {queue!r}, in which triggers wait"
-        found.append(Problem("broken", "queue_unserved", text, f"headgate triggers list --queue {queue}"))
+        found.append(Problem("broken", "queue_unserved", text, command("triggers", "list", "--queue", queue)))
     served = {queue for one in living if one.workers for queue in one.queues}
     for queue in sorted({*facts.task_queues} - served):
         text = f"no living supervisor runs tasks of the queue {queue!r}, in which some wait"
@@ -281,7 +280,7 @@ def _unclaimed(facts: StatusFacts) -> list[Problem]:
         text += f"; the oldest, {oldest.name}, was added {span(oldest.age_s)} ago"
         names = tuple(one.name + (f" of {one.stream}" if one.stream else "") for one in waiting)
         severity: Severity = "broken" if is_full else "attention"
-        found.append(Problem(severity, "unclaimed", text, f"headgate why {oldest.name}", names))
+        found.append(Problem(severity, "unclaimed", text, command("why", oldest.name), names))
     return found
 
 
@@ -302,7 +301,7 @@ def _streams(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
         text += f"; {names[0]}: {subscribers[0].absence}"
         lines = tuple(f"{one.name}: {one.absence}" for one in subscribers)
         severity: Severity = "broken" if stands else "attention"
-        found.append(Problem(severity, "stream_waits", text, f"headgate why {names[0]}", lines))
+        found.append(Problem(severity, "stream_waits", text, command("why", names[0]), lines))
     found.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     more = found[STREAMS_TOLD_MAX:]
     if more:
@@ -319,7 +318,7 @@ def _away(away: Sequence[BrokerAway]) -> list[Problem]:
     text = f"the broker of {worst.name} has been away for {span(worst.for_s)}: {worst.error}"
     text += f"; and those of {counted_rows(away[1:], 'other stream')}" if len(away) > 1 else ""
     lines = tuple(f"{one.name}: {span(one.for_s)}: {one.error}" for one in away)
-    return [Problem("broken", "broker_away", text, f"headgate streams show {worst.stream}", lines)]
+    return [Problem("broken", "broker_away", text, command("streams", "show", worst.stream), lines)]
 
 
 def _triggers(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
@@ -342,7 +341,7 @@ def _triggers(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
         text = f"{counted_rows(triggers, 'trigger')} {'is' if len(triggers) == 1 else 'are'} {what}: "
         text += f"{worst.name}, {worst.absence}" if len(triggers) == 1 else some([one.name for one in triggers])
         lines = tuple(f"{one.name}: {one.absence}" for one in triggers)
-        found.append(Problem(severity, reason, text, f"headgate why {worst.name}", lines))
+        found.append(Problem(severity, reason, text, command("why", worst.name), lines))
     return found
 
 
@@ -360,7 +359,7 @@ def _pools(missing: Sequence[MissingPool]) -> list[Problem]:
         waiting = counted_rows(range(pool.tasks), "task")
         text = f"there is no pool named {pool.name!r}, for which {waiting} wait{'s' if pool.tasks == 1 else ''}"
         text += f": {' '.join(pool.first)}"
-        found.append(Problem("broken", "no_such_pool", text, f"headgate pools set {shlex.quote(pool.name)} SLOTS"))
+        found.append(Problem("broken", "no_such_pool", text, command("pools", "set", pool.name, "SLOTS")))
     return found
 
 
@@ -380,7 +379,9 @@ def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
         worst = max(tasks, key=lambda one: one.late_s)
         text = f"{counted_rows(tasks, 'task')} that {what}; the longest for {span(worst.late_s)}: {_named(worst)}"
         lines = tuple(f"{_named(one)}: {span(one.late_s)}" for one in tasks)
-        found.append(Problem(severity, f"tasks_{reason}", text, f"headgate why {_named(worst)}", lines))
+        found.append(
+            Problem(severity, f"tasks_{reason}", text, command("why", worst.dag, worst.run_id, worst.task_id), lines)
+        )
     return found
 
 
@@ -398,7 +399,7 @@ def _drift(drifted: Sequence[Drifted]) -> list[Problem]:
     text = (
         f"the brokers of {counted_rows(drifted, 'stream')} are not where headgate has left them, {what}: {some(each)}"
     )
-    return [Problem("attention", "drift", text, f"headgate streams drift {worst.stream}", each)]
+    return [Problem("attention", "drift", text, command("streams", "drift", worst.stream), each)]
 
 
 def _letters(letters: Sequence[Letters]) -> list[Problem]:
@@ -430,7 +431,7 @@ def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
         each = tuple(f"{one.name} ({one.letters:,})" for one in with_letters)
         by = counted_rows(with_letters, "consumer")
         text = f"{counted(total, 'event')} set aside by {by}, the newest {span(newest.newest_age_s)} ago: {some(each)}"
-        found.append(Problem("attention", "set_aside", text, f"headgate consumers letters {newest.name}", each))
+        found.append(Problem("attention", "set_aside", text, command("consumers", "letters", newest.name), each))
     return found
 
 
@@ -442,7 +443,11 @@ def _undecided(tasks: Sequence[Undecided]) -> list[Problem]:
     text = f"on_signal of {counted_rows(tasks, 'task')} could not decide about {_signals_of(tasks)}, which did nothing"
     text += f"; the newest {span(newest.age_s)} ago: {_named(newest)}: {newest.error}"
     lines = tuple(f"{_named(one)}: {_signals_of([one])}, {span(one.age_s)} ago: {one.error}" for one in tasks)
-    return [Problem("attention", "undecided_signals", text, f"headgate why {_named(newest)}", lines)]
+    return [
+        Problem(
+            "attention", "undecided_signals", text, command("why", newest.dag, newest.run_id, newest.task_id), lines
+        )
+    ]
 
 
 def _signals_of(tasks: Sequence[Undecided]) -> str:

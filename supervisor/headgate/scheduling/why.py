@@ -11,6 +11,7 @@ has not arrived. Its runner logs these, and the answer says in which log to look
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Literal
 
@@ -363,9 +364,9 @@ def some(names: Sequence[str]) -> str:
     return f"{shown} and {more:,} more" if more > 0 else shown
 
 
-def quoted(name: str) -> str:
-    """Return the name of a task or an instance as a shell takes it."""
-    return f"'{name}'" if "[" in name else name
+def command(*words: object) -> str:
+    """Return a command of headgate as a shell takes it, whatever the names in it are."""
+    return shlex.join(("headgate", *map(str, words)))
 
 
 def shortened(error: str | None) -> str:

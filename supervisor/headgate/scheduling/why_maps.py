@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.map_states import counts_text
 from headgate.scheduling.states import UNFINISHED
-from headgate.scheduling.why import Finding, GroupFacts, MapFacts, TaskFacts, shortened, some, span
+from headgate.scheduling.why import Finding, GroupFacts, MapFacts, TaskFacts, command, shortened, some, span
 
 _S = TaskState
 _ABOUT = "the scheduler comes to it within a second"
@@ -19,7 +19,9 @@ def held(facts: TaskFacts) -> Finding | None:
     if facts.map is None or not facts.map.is_held:
         return None
     text = "an action of a user on its instances has not ended: until then none of them begins"
-    what = f"`headgate tasks clear {facts.dag} {facts.run_id} {facts.task_id}`, or the command that was given, goes on"
+    what = (
+        f"`{command('tasks', 'clear', facts.dag, facts.run_id, facts.task_id)}`, or the command that was given, goes on"
+    )
     return Finding("held", text, f"if that command is not running any more, repeat it: {what}")
 
 
@@ -31,7 +33,7 @@ def source(facts: TaskFacts) -> Finding | None:
     return Finding(
         "source",
         f"it waits for {some(open_)}, over whose output it is expanded",
-        f"`headgate why {facts.dag} {facts.run_id} {open_[0]}` says what that one waits for",
+        f"`{command('why', facts.dag, facts.run_id, open_[0])}` says what that one waits for",
     )
 
 
@@ -52,7 +54,7 @@ def group_waits(facts: TaskFacts) -> Finding | None:
         text = f"at each index it waits for {_with_states(own)}"
     if not waits:
         return None
-    why = f"`headgate why {facts.dag} {facts.run_id} {waits[0]}` says what the first of them waits for"
+    why = f"`{command('why', facts.dag, facts.run_id, waits[0])}` says what the first of them waits for"
     return Finding("source" if "expanded" in text else "upstream", text, why)
 
 
@@ -78,7 +80,7 @@ def expanding(facts: TaskFacts) -> Finding:
     emitting = [name for name, state in facts.upstream if name in facts.map.emitters and state in UNFINISHED]
     if emitting and facts.map.length is None and facts.map.made >= facts.map.emitted:
         more = f"{text}, all that {some(emitting)} has emitted so far"
-        next_ = f"it goes on with the next one; `headgate why {facts.dag} {facts.run_id} {emitting[0]}` says when"
+        next_ = f"it goes on with the next one; `{command('why', facts.dag, facts.run_id, emitting[0])}` says when"
         return Finding("elements", more, next_)
     if not begun:
         return Finding("expanding", f"{text}: {facts.map.window:,} may begin now", _ABOUT)
@@ -126,7 +128,7 @@ def _iterating(facts: TaskFacts, gate: str) -> Finding:
     if not open_:
         return Finding("expanding", f"{text} is about to begin", _ABOUT)
     name, state = next((one for one in open_ if one[1] is not _S.NONE), open_[0])
-    why = f"`headgate why {facts.dag} {facts.run_id} '{name}[{iteration}]'` says what it waits for"
+    why = f"`{command('why', facts.dag, facts.run_id, f'{name}[{iteration}]')}` says what it waits for"
     then = f"behind it the gate {gate} decides whether there is another one; {why}"
     return Finding("iteration", f"{text}: {name} is {state.value}", then)
 
@@ -147,7 +149,9 @@ def made(facts: TaskFacts) -> Finding:
         return Finding("instances", f"{text}: {_open_text(of)}; {_ended_text(of)}".removesuffix("; "), next_)
     again = "`headgate tasks clear` runs it again"
     if of.counts.get(_S.FAILED) or of.counts.get(_S.UPSTREAM_FAILED):
-        again = f"`headgate tasks clear {facts.dag} {facts.run_id} {facts.task_id} --only-failed` runs these again"
+        again = (
+            f"`{command('tasks', 'clear', facts.dag, facts.run_id, facts.task_id, '--only-failed')}` runs these again"
+        )
     return Finding("ended", f"it waits for nothing: {text}, {counts_text(of.counts, None)}", f"nothing; {again}")
 
 
@@ -157,8 +161,8 @@ def unexpandable(facts: TaskFacts) -> Finding | None:
     if facts.map is None or not error or error.startswith(BY_USERS):
         return None
     ago = "" if facts.since_s is None else f" {span(facts.since_s)} ago"
-    sources = " ".join(sorted(_sources(facts)))
-    clear = f"`headgate tasks clear {facts.dag} {facts.run_id} {sources or facts.task_id} --downstream`"
+    sources = sorted(_sources(facts)) or [facts.task_id]
+    clear = f"`{command('tasks', 'clear', facts.dag, facts.run_id, *sources, '--downstream')}`"
     return Finding("unexpandable", f"it cannot be expanded{ago}: {shortened(error)}", f"mend the cause, then {clear}")
 
 
@@ -229,7 +233,10 @@ def _look(facts: TaskFacts) -> str:
         open_ = [name for name, state in group.at if state in UNFINISHED]
         if facts.is_map and open_:
             name = next((name for name in open_ if name == facts.task_id), open_[0])
-            return f"`headgate why {facts.dag} {facts.run_id} '{name}[{index}]'` says what the first of them waits for"
+            return (
+                f"`{command('why', facts.dag, facts.run_id, f'{name}[{index}]')}` says what the first of them waits for"
+            )
     if index is None:
-        return f"`headgate tasks list {facts.dag} {facts.run_id} --each` lists them"
-    return f"`headgate why {facts.dag} {facts.run_id} '{facts.task_id}[{index}]'` says what the first of them waits for"
+        return f"`{command('tasks', 'list', facts.dag, facts.run_id, '--each')}` lists them"
+    first = command("why", facts.dag, facts.run_id, f"{facts.task_id}[{index}]")
+    return f"`{first}` says what the first of them waits for"

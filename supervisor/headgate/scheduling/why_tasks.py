@@ -20,11 +20,11 @@ from headgate.scheduling.why import (
     TaskStreamFacts,
     alive,
     answered,
+    command,
     gone,
     moment,
     nobody_serves,
     owner_facts,
-    quoted,
     shortened,
     some,
     span,
@@ -70,7 +70,7 @@ def _paused(facts: TaskFacts) -> list[Finding]:
     if not facts.is_paused:
         return []
     text = f"the DAG {facts.dag} is paused: none of its tasks is given to a worker"
-    return [Finding("dag_paused", text, f"`headgate dags unpause {facts.dag}`")]
+    return [Finding("dag_paused", text, f"`{command('dags', 'unpause', facts.dag)}`")]
 
 
 def _about_to(decision: str) -> Finding:
@@ -99,7 +99,7 @@ def _signals(facts: TaskFacts) -> list[Finding]:
     if asked:
         why = "".join(f"; it failed: {rule.error}" for rule in asked if rule.error is not None)
         text = f"its on_signal is asked what signals do: {'; '.join(rule.text for rule in asked)}{why}"
-        next_ = f"the log has its errors: `headgate tasks logs {facts.dag} {facts.run_id} {facts.task_id}`"
+        next_ = f"the log has its errors: `{command('tasks', 'logs', facts.dag, facts.run_id, facts.task_id)}`"
         return [Finding("asks_on_signal", text, next_)]
     waits = [rule.text for rule in enough]
     if missing:
@@ -215,7 +215,7 @@ def _upstream(facts: TaskFacts) -> Finding:
         "upstream",
         f"it waits for {len(open_):,} of {len(facts.upstream):,} upstream tasks: {waits}",
         f"it goes on by its rule {facts.trigger_rule} when these have ended; "
-        f"`headgate why {facts.dag} {facts.run_id} {quoted(first)}` says what the first of them waits for",
+        f"`{command('why', facts.dag, facts.run_id, first)}` says what the first of them waits for",
     )
 
 
@@ -265,10 +265,10 @@ def _pool(facts: TaskFacts) -> list[Finding]:
     pool = facts.pool
     if pool.slots is None:
         text = f"there is no pool named {pool.name!r}"
-        return [Finding("no_such_pool", text, f"`headgate pools set {pool.name} SLOTS` makes it")]
+        return [Finding("no_such_pool", text, f"`{command('pools', 'set', pool.name, 'SLOTS')}` makes it")]
     if facts.pool_slots > pool.slots:
         text = f"the pool {pool.name!r} has {pool.slots:,} slots in all, and the task needs {facts.pool_slots:,}"
-        more = f"`headgate pools set {pool.name} {facts.pool_slots}`, or let the task need fewer"
+        more = f"`{command('pools', 'set', pool.name, facts.pool_slots)}`, or let the task need fewer"
         return [Finding("larger_than_pool", text, more)]
     if pool.used + facts.pool_slots <= pool.slots:
         return []
@@ -320,7 +320,7 @@ def _with_a_worker(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[
 def _running(facts: TaskFacts, owner: Supervisor) -> Finding:
     text = f"it runs on a worker of {owner}, try {facts.try_number}{_now(facts)}"
     if facts.endless is not None:
-        stop = f"`headgate tasks stop {facts.dag} {facts.run_id} {facts.task_id}`"
+        stop = f"`{command('tasks', 'stop', facts.dag, facts.run_id, facts.task_id)}`"
         return Finding("running", text, f"it is endless: it runs until it returns, or a signal or {stop} ends it")
     if facts.deadline_in_s is None:
         return Finding("running", text, "it has no execution_timeout: it runs until it ends or a user ends it")
@@ -395,7 +395,7 @@ def _ended(facts: TaskFacts) -> Finding:
             broken = [one[0] for one in facts.upstream if not _BROKEN.isdisjoint(_seen(facts, *one))]
             because = f": {some(broken)} failed" if broken else ""
             text = f"it did not run{ago}{because}, and its rule is {facts.trigger_rule}"
-            what = f"`headgate tasks clear {facts.dag} {facts.run_id} {some([*map(quoted, broken[:1])])} --downstream`"
+            what = f"`{command('tasks', 'clear', facts.dag, facts.run_id, *broken[:1], '--downstream')}`"
             return Finding(
                 "ended", text, f"nothing by itself; once the cause is mended: {what if broken else _again(facts)}"
             )

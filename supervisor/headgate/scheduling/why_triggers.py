@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
@@ -18,6 +17,7 @@ from headgate.scheduling.why import (
     TriggerFacts,
     alive,
     answered,
+    command,
     counted,
     gone,
     moment,
@@ -55,16 +55,16 @@ def findings(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Fin
 
 def _held(facts: TriggerFacts) -> Finding:
     since = "" if facts.held_age_s is None else f", {span(facts.held_age_s)} ago"
-    release = f"headgate triggers release {facts.watcher or facts.id}"
+    release = command("triggers", "release", facts.watcher or facts.id)
     if facts.hold == "paused":
         text = f"a user has paused it{since}; its shared stream, if it reads one, goes on without it"
-        return Finding("paused", text, f"`headgate watchers resume {facts.watcher or facts.id}` starts it again")
+        return Finding("paused", text, f"`{command('watchers', 'resume', facts.watcher or facts.id)}` starts it again")
     text = f"it is not started any more ({facts.hold}{since}): {shortened(facts.hold_reason)}"
     more = f"mend it, then `{release}`; its shared stream, if it reads one, waits for it"
     if facts.hold == "brake":
         more += "; what it could not take so far is listed by `headgate dlq list`"
     if facts.watcher is not None:
-        more += f" (`headgate watchers pause {facts.watcher}` lets the stream go on without it)"
+        more += f" (`{command('watchers', 'pause', facts.watcher)}` lets the stream go on without it)"
     return Finding(facts.hold or "held", text, more)
 
 
@@ -81,7 +81,7 @@ def _finished(facts: TriggerFacts) -> Finding:
     text = f"it finished {span(facts.finished_age_s)} ago"
     if facts.watcher is None:
         return Finding("finished", text, "nothing: it has ended, and no task waits for it")
-    again = f"`headgate watchers restart {facts.watcher}` has it run once more"
+    again = f"`{command('watchers', 'restart', facts.watcher)}` has it run once more"
     return Finding("finished", text, f"nothing by itself; {again}")
 
 
@@ -203,7 +203,7 @@ def _waiting(facts: TriggerFacts, owner: Supervisor) -> Finding:
         f"block is in the log of that supervisor, under trigger_id {facts.id}"
     )
     if facts.task is not None:
-        soon += f"; its own log: `headgate tasks logs {' '.join(facts.task)}`"
+        soon += f"; its own log: `{command('tasks', 'logs', *facts.task)}`"
     return Finding("running", text, soon)
 
 
@@ -251,7 +251,7 @@ def undecided(facts: TaskFacts) -> Finding | None:
         return None
     told = [f"{rule.text}: {counted(rule.undecided, 'signal')}, {shortened(rule.error)}" for rule in rules]
     text = f"its on_signal could not decide about signals, which do nothing: {'; '.join(told)}"
-    logs = f"`headgate tasks logs {facts.dag} {facts.run_id} {facts.task_id}` has all errors"
+    logs = f"`{command('tasks', 'logs', facts.dag, facts.run_id, facts.task_id)}` has all errors"
     return Finding("undecided", text, f"{logs}; once the file is mended: {sent_by(rules)}, or {start_command(facts)}")
 
 
@@ -281,13 +281,14 @@ def rule_line(rule: RuleFacts) -> str:
 
 def start_command(facts: TaskFacts) -> str:
     """Return the command that starts a task by hand."""
-    return f"`headgate tasks start {facts.dag} {facts.run_id} {facts.task_id}`"
+    return f"`{command('tasks', 'start', facts.dag, facts.run_id, facts.task_id)}`"
 
 
 def send_command(key: str, namespace: str, *, has_value: bool) -> str:
     """Return the command that sends a signal; if only some values count, the user writes one in place of VALUE."""
-    where = "" if namespace == DEFAULT_NAMESPACE else f" --namespace {shlex.quote(namespace)}"
-    return f"`headgate signals send {shlex.quote(key)}{' VALUE' if has_value else ''}{where}`"
+    value = ("VALUE",) if has_value else ()
+    where = () if namespace == DEFAULT_NAMESPACE else ("--namespace", namespace)
+    return f"`{command('signals', 'send', key, *value, *where)}`"
 
 
 def replaced_signals(count: int) -> str:

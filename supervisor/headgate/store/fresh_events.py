@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import NamedTuple
 
 from sqlalchemy import and_, or_, select
 
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.scheduling.states import TERMINAL
+from headgate.scheduling.why import command
 from headgate.store.db.bulk import insert_new
 from headgate.store.db.engine import database_name
 from headgate.store.db.times import bound
@@ -71,8 +71,9 @@ def _over(tx: Tx, trigger_id: int) -> str:
     if row is None or row.state not in TERMINAL:
         return ""
     name = instance_name(row.task_id, row.map_index)
-    clear = f"`headgate tasks clear {row.name} {row.run_id} {shlex.quote(name)} --go-on`"
-    return f"the task {name} of run {row.run_id} of {row.name} has ended ({row.state}): {clear} has it handle the event"
+    clear = command("tasks", "clear", row.name, row.run_id, name, "--go-on")
+    of_task = f"the task {name} of run {row.run_id} of {row.name}"
+    return f"{of_task} has ended ({row.state}): `{clear}` has it handle the event"
 
 
 def is_passed_over(tx: Tx, event: FiredEvent) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -152,7 +153,7 @@ def clear(
         print(f"cleared {count} of run {line.run_id} of {dag}: {', '.join(clearing.told)}")
         for one in () if spec is None else spec.tasks:
             if one.task_id in clearing.names and one.signals is not None and one.signals.starts:
-                start = f"`headgate tasks start {dag} {line.run_id} {one.task_id}`"
+                start = f"`headgate tasks start {dag} {shlex.quote(line.run_id)} {one.task_id}`"
                 print(f"{one.task_id} waits for a signal that starts it, as long as its run is open, or {start}")
     elif not clearing.as_before:
         print(f"nothing to clear in run {line.run_id} of {dag}")

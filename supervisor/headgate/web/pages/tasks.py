@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.presentation.values import json_line
 from headgate.scheduling.states import UNFINISHED
+from headgate.scheduling.why import command
 from headgate.store.ids import TryName
 from headgate.store.inspect.runs import TaskDetail, TaskLine, TaskRef
 from headgate.supervisor.logs import task_log_files
@@ -88,7 +89,7 @@ def task(view: View) -> Answer:
         "xcoms_left": max(0, len(xcoms) - XCOMS_SHOWN),
         "acts": view.acts(*own_acts),
         "log": _read_log(view, found, None)[0][-LOG_LINES_SHOWN:] if view.may("operator") else [],
-        "log_command": f"headgate tasks logs {found.dag} {found.run_id} {found.name}",
+        "log_command": command("tasks", "logs", found.dag, found.run_id, found.name),
         "log_json": path(*_place(found), "log.json"),
         "log_folder": view.site.log_folder,
     }
