@@ -99,7 +99,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _why("The folder of the tasks' logs, by default logs in home; several machines may share it."),
     ] = Path()
     task_log_bytes_max: Annotated[
-        _Bytes, _why("The log of one try, as one supervisor writes it; beyond it only the end is kept.")
+        _Bytes,
+        _why(
+            "The log of one try, as one supervisor writes it; beyond it only the end is kept. "
+            "Of one task in one run the last 200 tries have theirs."
+        ),
     ] = TASK_LOG_BYTES_MAX
 
     metrics_listen: Annotated[
