@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from tests.postgres import Server
 from tests.proof.crash.databases import MIGRATING
 from tests.proof.crash.faults import SERVER_FAULTS, FaultInjector
-from tests.proof.crash.processes import CellFailed, wait_until
+from tests.proof.crash.processes import CellFailed, SupervisorLogs, wait_until
 from tests.proof.crash.workload import Fault, Workload
 
 from headgate.store.errors import DatabaseAway
@@ -93,6 +93,7 @@ class Campaign:
         self.complete_s_max = complete_s_max
         self._is_new = True
         self._known: set[str] = set()  # findings that an earlier cell has reported
+        self._logs = SupervisorLogs(workload.folder)
         self.counted = Counter[str]()  # everything, as of the end of the last cell
 
     def __enter__(self) -> Self:
@@ -194,6 +195,8 @@ class Campaign:
                 result.findings.append(finding)
         if not result.error and self._truth.dead_letters():
             result.error = "events were put aside as dead letters"
+        if (failed := self._logs.new_failure()) is not None and not result.error:
+            result.error = f"a fault of headgate: {failed}"
         if not result.is_good:
             self._truth.write_history(self._workload.folder / "history.jsonl")
         result.took_s = time.monotonic() - started_at

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -62,6 +63,31 @@ def send(pid: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+class SupervisorLogs:
+    """The logs of all supervisors of a workload, looked through for errors that nobody foresaw.
+
+    What such an error is about is passed over for a while, and the supervisor goes on: nothing else may tell of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read_to = Counter[Path]()  # bytes that were looked through
+
+    def new_failure(self) -> str | None:
+        """Return the first record with a traceback that was written since the last call; None if there is none."""
+        found = None
+        for path in sorted(self._folder.glob("**/supervisor.log")):
+            with path.open("rb") as log:
+                log.seek(self._read_to[path])
+                for line in log:
+                    if not line.endswith(b"\n"):
+                        break  # half written
+                    self._read_to[path] += len(line)
+                    if b'"exception": "' in line and b'"logger": "headgate.supervisor.' in line:
+                        found = found or line.decode(errors="replace").strip()
+        return found
 
 
 class Supervisor:

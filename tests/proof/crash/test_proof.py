@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.proof.crash.campaign import Result
+from tests.proof.crash.processes import SupervisorLogs
 from tests.proof.crash.proof import (
     LAYOUTS,
     MAPS,
@@ -180,3 +181,21 @@ def test_the_matrix_shows_every_mark_with_every_fault(layout: Layout) -> None:
     assert len(rows) == len(layout.workload.marks)
     assert all(line.count("|") == len(faults) + 2 for line in rows)
     assert all(line.count("not run") + line.count(" - ") == len(faults) for line in rows)
+
+
+def test_an_error_in_the_log_of_a_supervisor_is_told_once_and_not_before_it_is_whole(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    log = tmp_path / "b" / "supervisor.log"
+    logs = SupervisorLogs(tmp_path)
+    assert logs.new_failure() is None
+    ours = '{"logger": "headgate.supervisor.tasks.faults", "exception": "Traceback: KeyError"}'
+    with log.open("w") as file:
+        print('{"logger": "headgate.runner.host", "exception": "Traceback: of users\' code"}', file=file)
+        print('{"logger": "headgate.supervisor.tasks.faults", "event": "x"}', file=file)
+        file.write(ours)
+    assert logs.new_failure() is None
+    with log.open("a") as file:
+        print(file=file)
+        print(ours.replace("Key", "Value"), file=file)
+    assert logs.new_failure() == ours
+    assert logs.new_failure() is None

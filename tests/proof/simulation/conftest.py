@@ -24,4 +24,7 @@ def without_logs() -> Iterator[None]:
 
 
 def _drop(logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    from tests.proof.simulation.judging import note_unforeseen
+
+    note_unforeseen(event.get("event"), event.get("exc_info"))
     raise structlog.DropEvent

@@ -15,6 +15,7 @@ from tests.proof.simulation.families import FamilyName, family, family_of
 from tests.proof.simulation.records import Record
 from tests.proof.simulation.scenario import Scenario
 
+UNFORESEEN_SHOWN_MAX = 5  # of one scenario
 SEEDS_A_CHUNK = 50  # judged between two reports of a worker process
 ScenarioT = TypeVar("ScenarioT", bound=Scenario)
 Item = TypeVar("Item")
@@ -22,6 +23,15 @@ Result = TypeVar("Result")
 
 # A seed makes some thousand objects that die with it; looking for cycles among them takes longer than it frees.
 GC_THRESHOLDS = (200_000, 50, 100)
+
+
+unforeseen: list[str] = []  # errors that cost what they are about a while, and that no scenario injects: bugs
+
+
+def note_unforeseen(event: object, exc_info: object = None) -> None:
+    """Note what the pair logs with a traceback. It goes on, so nothing else would tell of it."""
+    if isinstance(exc_info, Exception):
+        unforeseen.append(f"{event}: {exc_info!r}")
 
 
 class Silent:
@@ -37,7 +47,11 @@ class Silent:
     def _say_nothing(self, *_arguments: object, **_fields: object) -> None:
         pass
 
-    debug = info = warning = error = critical = exception = _say_nothing
+    debug = info = warning = critical = exception = _say_nothing
+
+    def error(self, event: object, *_arguments: object, exc_info: object = None, **_fields: object) -> None:
+        """Say nothing, but note what is a bug."""
+        note_unforeseen(event, exc_info)
 
 
 def prepare_process() -> None:
@@ -55,11 +69,13 @@ def judge(plan: Scenario) -> list[Finding]:
 
 def judge_with_history(plan: Scenario) -> tuple[list[Finding], list[Record]]:
     """Run a scenario and return the findings and the history."""
+    unforeseen.clear()
     try:
         history = family_of(plan).run(plan)
     except Exception as error:
         return [Finding("broke", f"the simulation: {error!r}", 0.0)], []
-    return family_of(plan).check(plan, history), history
+    broken = [Finding("broke", what, 0.0) for what in unforeseen[:UNFORESEEN_SHOWN_MAX]]
+    return [*family_of(plan).check(plan, history), *broken], history
 
 
 def with_faults(plan: ScenarioT, numbers: Sequence[int]) -> ScenarioT:

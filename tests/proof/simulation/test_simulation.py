@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from tests.proof.simulation import judging, records
 from tests.proof.simulation.families import FAMILIES, FamilyName, family
+
+from headgate.store.scheduling.planning import _Evaluation
 
 pytestmark = pytest.mark.campaign
 
@@ -108,3 +111,21 @@ def test_a_failing_seed_prints_the_one_command_that_shows_it(name: FamilyName, m
     shown = simulate("pair", "--mutant", mutant, *command.split()[3:])  # with the option that the command names
     assert shown.returncode == 1
     assert finding in shown.stdout
+
+
+def test_an_error_that_costs_a_run_no_more_than_a_moment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler passes it over, and all goes well in the end: the promises are kept, and there is a bug."""
+    plan = family("tasks").draw(3)
+    assert judging.judge(plan) == []
+    inner, raised = _Evaluation.evaluate, list[KeyError]()
+
+    def fail_once(evaluation: _Evaluation, run: Any) -> bool:
+        if not raised:
+            raised.append(KeyError("nobody foresaw it"))
+            raise raised[0]
+        return inner(evaluation, run)
+
+    monkeypatch.setattr(_Evaluation, "evaluate", fail_once)
+    found = judging.judge(plan)
+    assert [finding.kind for finding in found] == ["broke"]
+    assert "nobody foresaw it" in found[0].what

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from headgate.store.errors import DATABASE_UNUSABLE, ItemFailed, StoreError, described
+from headgate.store.errors import ItemFailed, StoreError, described
 from headgate.store.scheduling_verbs import SchedulingVerbs
 from headgate.supervisor.backoff import Waits
 
@@ -112,5 +112,5 @@ class Faults:
     def _name_of(self, failed: ItemFailed) -> str:
         try:
             return self._store.name_of(failed.kind, failed.id)
-        except DATABASE_UNUSABLE:
+        except Exception:  # the database is away, or what the name is read from cannot be read either
             return f"{failed.kind} {failed.id}"
