@@ -18,7 +18,9 @@ if str(ROOT) not in sys.path:
 def without_logs() -> Iterator[None]:
     """What the pair logs about injected faults says nothing here; loggers of other tests are left as they are."""
     before = structlog.get_config()
-    structlog.configure(processors=[_drop])
+    from tests.proof.simulation.judging import name_of_logger
+
+    structlog.configure(processors=[_drop], logger_factory=name_of_logger)
     yield
     structlog.configure(**before)
 
@@ -26,5 +28,5 @@ def without_logs() -> Iterator[None]:
 def _drop(logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     from tests.proof.simulation.judging import note_unforeseen
 
-    note_unforeseen(event.get("event"), event.get("exc_info"))
+    note_unforeseen(logger, event.get("event"), event.get("exc_info"))
     raise structlog.DropEvent
