@@ -29,7 +29,7 @@ unforeseen: list[str] = []  # errors that cost what they are about a while, and 
 
 
 def note_unforeseen(logger: object, event: object, exc_info: object) -> None:
-    """Note what the supervisor logs with a traceback: it goes on, and nothing else tells of it. Not a runner."""
+    """Note what a supervisor, not a runner, logs with a traceback: it goes on, and nothing else tells of it."""
     if isinstance(exc_info, Exception) and str(logger).startswith("headgate.supervisor"):
         unforeseen.append(f"{event}: {exc_info!r}")
 
