@@ -23,6 +23,9 @@ class Logins(Protocol):
         """Return the answer to a request, each without its length; None if it is for the broker."""
 
 
+ROUNDS = 5  # of the loop, until all that was begun has gone as far as it goes by itself
+
+
 class KafkaProxy:
     """Stands before a station's server, ends TLS and checks logins there, and has clients stay with it; `close` it."""
 
@@ -36,6 +39,8 @@ class KafkaProxy:
         self._context = context
         self._make_logins = make_logins
         self.port = free_port()
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._served: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -48,17 +53,33 @@ class KafkaProxy:
 
     def _run(self) -> None:
         self._loop.set_exception_handler(lambda *_: None)  # of clients that refuse our certificate
-        listening = asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
+        listening = asyncio.start_server(self._connected, "127.0.0.1", self.port, ssl=self._context)
         server = self._loop.run_until_complete(listening)
         self._is_ready.set()
         self._loop.run_forever()
+        for listening_on in server.sockets:
+            self._loop.remove_reader(listening_on)
+        self._let_run()  # who was just accepted gets a task, which closes the connection; not of a closed server
         server.close()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
-        self._loop.run_until_complete(asyncio.sleep(0))  # what is closed is told so in the next round
+        for client in self._clients:
+            client.transport.abort()
+        self._let_run()  # what is closed is told so
         self._loop.close()
+
+    def _let_run(self) -> None:
+        for _ in range(ROUNDS):
+            self._loop.run_until_complete(asyncio.sleep(0))
+
+    def _connected(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        # A task that is cancelled before it has begun closes nothing.
+        self._clients.add(answers)
+        serving = self._loop.create_task(self._serve(client, answers))
+        self._served.add(serving)
+        serving.add_done_callback(self._served.discard)
 
     async def _serve(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         server, requests = await asyncio.open_connection("127.0.0.1", self._server)
@@ -88,5 +109,6 @@ class KafkaProxy:
             with contextlib.suppress(OSError):
                 await asyncio.gather(forward(), back())
         finally:
+            self._clients.discard(answers)
             for each in (requests, answers):
                 each.transport.abort()
