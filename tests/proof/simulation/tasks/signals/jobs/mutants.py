@@ -178,7 +178,7 @@ def _the_end_of_an_old_worker_is_not_noted() -> Sequence[Patch]:
 
 def _taken_from_the_living() -> Sequence[Patch]:
     every = (
-        select(task_instance.c.triggerer_id, dag.c.name, dag_run.c.run_id, task_instance.c.task_id)
+        select(task_instance.c.id, task_instance.c.triggerer_id, dag.c.name, dag_run.c.run_id, task_instance.c.task_id)
         .add_columns(task_instance.c.map_index, *task_rows.LOCKED)
         .select_from(
             task_instance.join(dag_run).join(dag).join(triggerer, triggerer.c.id == task_instance.c.triggerer_id)
