@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,8 +288,16 @@ def test_only_so_many_are_read_that_enough_are_left() -> None:
     passed_over = PassedOver()
     for id_ in (1, 2, 2):
         passed_over.add("run", id_)
-    assert (passed_over.more("run", 2), passed_over.more("task", 2)) == (4, 2)
-    assert passed_over.without("run", [(1,), (2,), (3,), (4,), (5,)], 2) == [(3,), (4,)]
+    rows = [(1,), (2,), (3,), (4,), (5,)]
+    limits: list[int] = []
+
+    def run(*, limit: int) -> Any:
+        limits.append(limit)
+        return SimpleNamespace(fetchall=lambda: rows[:limit])
+
+    assert passed_over.read("run", 2, run) == [(3,), (4,)]
+    assert passed_over.read("task", 2, run) == [(1,), (2,)]
+    assert limits == [4, 2]
     assert passed_over.has("run", 1)
     passed_over.remove("run", 1)
     assert not passed_over.has("run", 1)

@@ -164,7 +164,6 @@ def problems(facts: StatusFacts) -> list[Problem]:
     found = [
         *_supervisors(facts),
         *_impeded(facts),
-        *_passing_over(facts),
         *_queues(facts),
         *_unclaimed(facts),
         *_streams(facts.troubled),
@@ -219,28 +218,18 @@ def _supervisors(facts: StatusFacts) -> list[Problem]:
 
 
 def _impeded(facts: StatusFacts) -> list[Problem]:
-    """Return that supervisors cannot use the database for a duty, if they are alive: others do not know."""
-    told = _told(facts, facts.impeded, "cannot use the database for")
-    if not told:
-        return []
-    return [Problem("broken", "supervisor_impeded", _with_others(told), "headgate triggerers list", tuple(told))]
-
-
-def _passing_over(facts: StatusFacts) -> list[Problem]:
-    """Return that something has failed in the schedulers of supervisors that are alive, and waits."""
-    told = _told(facts, facts.passing_over, "does not schedule")
-    if not told:
-        return []
-    return [Problem("broken", "scheduling_fails", _with_others(told), "headgate triggerers list", tuple(told))]
-
-
-def _told(facts: StatusFacts, said: Sequence[tuple[int, str]], verb: str) -> list[str]:
+    """Return what supervisors that are alive say of themselves: that they cannot do a duty, or something of it."""
     living = {one.epoch: one for one in alive(facts.supervisors)}
-    return [f"{living[epoch]} {verb} {what}" for epoch, what in said if epoch in living]
-
-
-def _with_others(told: Sequence[str]) -> str:
-    return f"{told[0]}; and so {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else told[0]
+    found: list[Problem] = []
+    for reason, verb, said in (
+        ("supervisor_impeded", "cannot use the database for", facts.impeded),
+        ("scheduling_fails", "does not schedule", facts.passing_over),
+    ):
+        told = [f"{living[epoch]} {verb} {what}" for epoch, what in said if epoch in living]
+        if told:
+            more = f"; and so {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else ""
+            found.append(Problem("broken", reason, f"{told[0]}{more}", "headgate triggerers list", tuple(told)))
+    return found
 
 
 def _queues(facts: StatusFacts) -> list[Problem]:

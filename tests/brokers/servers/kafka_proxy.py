@@ -39,8 +39,6 @@ class KafkaProxy:
         self._context = context
         self._make_logins = make_logins
         self.port = free_port()
-        self._clients: set[asyncio.StreamWriter] = set()
-        self._served: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -53,7 +51,7 @@ class KafkaProxy:
 
     def _run(self) -> None:
         self._loop.set_exception_handler(lambda *_: None)  # of clients that refuse our certificate
-        listening = asyncio.start_server(self._connected, "127.0.0.1", self.port, ssl=self._context)
+        listening = asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
         server = self._loop.run_until_complete(listening)
         self._is_ready.set()
         self._loop.run_forever()
@@ -65,8 +63,6 @@ class KafkaProxy:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
-        for client in self._clients:
-            client.transport.abort()
         self._let_run()  # what is closed is told so
         self._loop.close()
 
@@ -74,14 +70,13 @@ class KafkaProxy:
         for _ in range(ROUNDS):
             self._loop.run_until_complete(asyncio.sleep(0))
 
-    def _connected(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
-        # A task that is cancelled before it has begun closes nothing.
-        self._clients.add(answers)
-        serving = self._loop.create_task(self._serve(client, answers))
-        self._served.add(serving)
-        serving.add_done_callback(self._served.discard)
-
     async def _serve(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        try:
+            await self._pass_on(client, answers)
+        finally:
+            answers.transport.abort()
+
+    async def _pass_on(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         server, requests = await asyncio.open_connection("127.0.0.1", self._server)
         parser = KafkaAckParser({}, self._server, self.port)
 
@@ -109,6 +104,4 @@ class KafkaProxy:
             with contextlib.suppress(OSError):
                 await asyncio.gather(forward(), back())
         finally:
-            self._clients.discard(answers)
-            for each in (requests, answers):
-                each.transport.abort()
+            requests.transport.abort()

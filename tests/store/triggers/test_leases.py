@@ -377,7 +377,7 @@ def test_an_owner_unknown_to_the_claims_snapshot_is_taken_for_alive(postgres_url
                     latest_heartbeat=tx.now,
                 )
                 second = tx.connection.execute(lease.returning(triggerer.c.id)).scalar_one()
-                of_second = LeasedTx(tx.connection, tx.secrets, None, tx.now, second)
+                of_second = LeasedTx(tx.connection, tx.secrets, None, tx.now, tx.passed_over, second)
                 claimed = leases.claim(of_second, limit=1, room=1, is_idle=False, queues=QUEUES)
                 assert [row.id for row in claimed] == [id_]
                 claim = pool.submit(claim_without_skipping, one, first)

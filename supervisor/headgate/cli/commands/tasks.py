@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -151,9 +150,11 @@ def clear(
     if clearing.told:
         count = "1 task" if len(clearing.told) == 1 else f"{len(clearing.told):,} tasks"
         print(f"cleared {count} of run {line.run_id} of {dag}: {', '.join(clearing.told)}")
+        from headgate.scheduling.why import command
+
         for one in () if spec is None else spec.tasks:
             if one.task_id in clearing.names and one.signals is not None and one.signals.starts:
-                start = f"`headgate tasks start {dag} {shlex.quote(line.run_id)} {one.task_id}`"
+                start = f"`{command('tasks', 'start', dag, line.run_id, one.task_id)}`"
                 print(f"{one.task_id} waits for a signal that starts it, as long as its run is open, or {start}")
     elif not clearing.as_before:
         print(f"nothing to clear in run {line.run_id} of {dag}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,5 +115,8 @@ def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, as_json: 
         for task_id, answer in answers if with_errors else ():
             _print_errors(answer, f"{task_id}: ")
     if len(tasks) > TASKS_EXPLAINED_MAX and not as_json:
-        run = shlex.quote(line.run_id)
-        print(f"Only the first {TASKS_EXPLAINED_MAX} are shown; `headgate tasks list {dag} {run}` has all.")
+        from headgate.scheduling.why import command
+
+        print(
+            f"Only the first {TASKS_EXPLAINED_MAX} are shown; `{command('tasks', 'list', dag, line.run_id)}` has all."
+        )

@@ -42,8 +42,11 @@ class Tried(Exception):
 
 def run_name(tx: Tx, run: DagRunId) -> str:
     """Return the name of a run; "" if nobody acts."""
-    if tx.actor is None:
-        return ""
+    return "" if tx.actor is None else name_of_run(tx, run)
+
+
+def name_of_run(tx: Tx, run: DagRunId) -> str:
+    """Return the name of a run."""
     named = select(dag.c.name, dag_run.c.run_id).select_from(dag_run.join(dag)).where(dag_run.c.id == run)
     row = tx.connection.execute(named).first()
     return f"run {run}" if row is None else f"run {row.name} {row.run_id}"
@@ -51,14 +54,17 @@ def run_name(tx: Tx, run: DagRunId) -> str:
 
 def task_name(tx: Tx, instance: TaskInstanceId) -> str:
     """Return the name of a task; "" if nobody acts."""
-    if tx.actor is None:
-        return ""
+    return "" if tx.actor is None else name_of_task(tx, instance)
+
+
+def name_of_task(tx: Tx, instance: TaskInstanceId) -> str:
+    """Return the name of a task."""
     found = select(task_instance.c.dag_run_id, task_instance.c.task_id, task_instance.c.map_index)
     row = tx.connection.execute(found.where(task_instance.c.id == instance)).first()
     if row is None:
         return f"task {instance}"
-    name = row.task_id if row.map_index < 0 else instance_name(row.task_id, row.map_index)
-    return f"task {run_name(tx, row.dag_run_id).removeprefix('run ')} {name}"
+    name = instance_name(row.task_id, row.map_index)
+    return f"task {name_of_run(tx, row.dag_run_id).removeprefix('run ')} {name}"
 
 
 def asked(tx: Tx, instance: TaskInstanceId, action: Literal["START", "RESTART", "STOP"]) -> None:

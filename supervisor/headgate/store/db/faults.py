@@ -3,8 +3,7 @@
 A verb of the scheduler handles many runs, tasks or rules in one transaction. An error that nobody foresaw, in one of
 them, rolls all of them back, and the next transaction would meet it again. So the verb says which one it was::
 
-    rows = tx.passed_over.without("task", _DUE.run(..., limit=tx.passed_over.more("task", limit)), limit)
-    for row in rows:
+    for row in tx.passed_over.read("task", limit, partial(_DUE.run, tx.connection, now=now)):
         with blaming("task", row[0]):
             ...
 
@@ -15,15 +14,15 @@ of another version, meets the error for itself, or does not.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from headgate.store.db import driver_errors
+from headgate.store.db.prepared import Cursor
 from headgate.store.errors import BLAMELESS, ItemFailed, RowsRefused, SpecUnreadable, described
 
 Kind: TypeAlias = Literal["run", "task", "rule", "DAG", "trigger"]
-Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 @contextmanager
@@ -60,11 +59,10 @@ class PassedOver:
         """Whether this one is passed over."""
         return id_ in self._ids.get(kind, ())
 
-    def more(self, kind: Kind, limit: int) -> int:
-        """Return how many rows to read, so that ``limit`` of them are not passed over, if there are so many."""
-        return limit + len(self._ids.get(kind, ()))
+    def read(self, kind: Kind, limit: int, run: Callable[..., Cursor]) -> list[tuple[Any, ...]]:
+        """Return the first ``limit`` rows that are not passed over; their ids are the first column.
 
-    def without(self, kind: Kind, rows: Iterable[Row], limit: int) -> list[Row]:
-        """Return the first ``limit`` rows that are not passed over; their ids are the first column."""
+        ``run`` executes the statement with the ``limit`` that it is given: as many more as may have to be left out.
+        """
         ids = self._ids.get(kind, ())
-        return [row for row in rows if row[0] not in ids][:limit]
+        return [row for row in run(limit=limit + len(ids)).fetchall() if row[0] not in ids][:limit]

@@ -120,10 +120,10 @@ class Tx:
         secrets: Secrets,
         clock: Clock | None,
         now: datetime | None,
-        passed_over: PassedOver | None = None,
+        passed_over: PassedOver,
     ) -> None:
         self.connection = connection
-        self.passed_over = passed_over or PassedOver()
+        self.passed_over = passed_over
         self.secrets = secrets
         self.clock = clock
         self._now = now
@@ -236,8 +236,8 @@ class LeasedTx(Tx):
         secrets: Secrets,
         clock: Clock | None,
         now: datetime,
+        passed_over: PassedOver,
         epoch: Epoch,
-        passed_over: PassedOver | None = None,
     ) -> None:
         super().__init__(connection, secrets, clock, now, passed_over)
         self.epoch = epoch
@@ -284,7 +284,7 @@ class Database:
         """Run a transaction that writes on behalf of ``epoch``. Raises `LeaseLost`."""
         with self._transaction(reads_only=False) as connection:
             now = lock_lease(connection, epoch, self.clock)
-            tx = LeasedTx(connection, self.secrets, self.clock, now, epoch, self.passed_over)
+            tx = LeasedTx(connection, self.secrets, self.clock, now, self.passed_over, epoch)
             yield tx
             tx.flush()
         self._ring(tx)
@@ -301,7 +301,7 @@ class Database:
     def acting(self) -> Generator[Tx]:
         """Run a transaction in which a user changes something: the block has to call `Tx.act`, or `Tx.act_nothing`."""
         with self._transaction(reads_only=False) as connection:
-            tx = Tx(connection, self.secrets, self.clock, None)
+            tx = Tx(connection, self.secrets, self.clock, None, self.passed_over)
             tx.actor, tx.written = self.actor, self._written
             yield tx
             tx.flush()
@@ -321,7 +321,7 @@ class Database:
         """Run one `Prepared` statement, which is a transaction by itself: BEGIN and COMMIT would be two more."""
         with self._translating():
             connection = self._free()
-            tx = Tx(connection, self.secrets, self.clock, None)
+            tx = Tx(connection, self.secrets, self.clock, None, self.passed_over)
             driver = driver_of(connection)
             with self._within_deadline(connection):
                 if not tx.is_postgresql:  # the driver of SQLite begins no transaction by itself

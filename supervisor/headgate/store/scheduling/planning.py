@@ -85,9 +85,7 @@ class PlanningVerbs(GraphVerbs):
         Only runs behind the run ``after``: those that had to be left do not hold up all that are younger. Raises
         `ItemFailed` for a run that cannot be evaluated.
         """
-        of_passed_over = tx.passed_over.more("run", limit)
-        found = _DIRTY.run(tx, self.graphs.unreadable(tx), after=after, limit=of_passed_over).fetchall()
-        rows = tx.passed_over.without("run", found, limit)
+        rows = tx.passed_over.read("run", limit, partial(_DIRTY.run, tx, self.graphs.unreadable(tx), after=after))
         terms = _TERMS.run_each(tx.connection, [{"of_id": row[0]} for row in rows])
         evaluation = _Evaluation(tx, self.graphs)
         left = 0

@@ -6,6 +6,7 @@ All of it goes by the clock of the database. Times that were missed, because no 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Integer, bindparam, select, update
@@ -78,19 +79,18 @@ def tick(tx: Tx, limit: int) -> int:
 
     Raises `ItemFailed` for a rule that cannot be met.
     """
-    now, of_passed_over = bound(tx.connection, tx.now), tx.passed_over.more("rule", limit)
-    found = _DUE.run(tx.connection, now=now, limit=of_passed_over).fetchall()
-    rows = tx.passed_over.without("rule", found, limit)
+    now = bound(tx.connection, tx.now)
+    rows = tx.passed_over.read("rule", limit, partial(_DUE.run, tx.connection, now=now))
     for id_, run, *clock in rows:
         with blaming("rule", id_):
-            _meet(tx, id_, *clock)
+            _meet(tx, id_, *clock, now=now)
         tx.mark_run_dirty(run)
     if rows:
         marks.reach("signals.ticked")
     return len(rows)
 
 
-def _meet(tx: Tx, id_: int, seen: int, every_s: float | None, cron: str, timezone: str, due: Any) -> None:
+def _meet(tx: Tx, id_: int, seen: int, every_s: float | None, cron: str, timezone: str, due: Any, *, now: Any) -> None:
     """Have the time meet a rule, and compute when it does so next."""
     due_at = read_moment(tx.connection, due)
     if every_s is None:
@@ -99,7 +99,7 @@ def _meet(tx: Tx, id_: int, seen: int, every_s: float | None, cron: str, timezon
         missed = (tx.now - due_at).total_seconds() // every_s
         next_at = due_at + timedelta(seconds=every_s * (missed + 1))
     met = {"seen_version": seen + 1, "met_version": seen + 1, "met_value": _value(due_at)}
-    _TICK.run(tx.connection, of_id=id_, due_at=_bound(tx, next_at), met_at=bound(tx.connection, tx.now), **met)
+    _TICK.run(tx.connection, of_id=id_, due_at=_bound(tx, next_at), met_at=now, **met)
 
 
 def _after(cron: str, timezone: str, moment: datetime) -> datetime | None:

@@ -12,6 +12,7 @@ marks the key *unseen*. Of a wait and a version the later commit leaves a mark, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from sqlalchemy import (
@@ -259,13 +260,10 @@ def to_look_at(tx: Tx, limit: int) -> list[OpenWait]:
 
     Those that are passed over are left out.
     """
-    passed_over = tx.passed_over
-    rows = _FRESH.run(tx.connection, limit=passed_over.more("rule", limit)).fetchall()
-    found = [OpenWait._make(row) for row in passed_over.without("rule", rows, limit)]
+    found = [OpenWait._make(row) for row in tx.passed_over.read("rule", limit, partial(_FRESH.run, tx.connection))]
     if len(found) < limit:
         known = {wait.id for wait in found}
-        rows = _PENDING.run(tx.connection, limit=passed_over.more("rule", limit - len(found))).fetchall()
-        pending = passed_over.without("rule", rows, limit - len(found))
+        pending = tx.passed_over.read("rule", limit - len(found), partial(_PENDING.run, tx.connection))
         found += [OpenWait._make(row) for row in pending if row[0] not in known]
     return sorted(found, key=lambda wait: wait.id)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 import msgspec
 from sqlalchemy import Integer, bindparam, exists, func, select, update
@@ -86,9 +87,8 @@ class DeferralVerbs(Verbs):
         `ItemFailed` for one that cannot be resumed.
         """
         tx.notify()
-        now, of_passed_over = bound(tx.connection, tx.now), tx.passed_over.more("task", limit)
-        found = _TIMED_OUT.run(tx.connection, now=now, limit=of_passed_over).fetchall()
-        rows = tx.passed_over.without("task", found, limit)
+        due = partial(_TIMED_OUT.run, tx.connection, now=bound(tx.connection, tx.now))
+        rows = tx.passed_over.read("task", limit, due)
         for row in rows:
             with blaming("task", row[0]):
                 _time_out(tx, task_rows.locked_task(tx, row))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -139,14 +140,14 @@ class DispatchVerbs(GraphVerbs):
         XComs of the earlier try are deleted. A task that begins in its trigger is deferred at once. Tasks of DAGs that
         are paused, gone, or unreadable for this version wait. Raises `ItemFailed` for one that cannot begin.
         """
-        of = {"now": bound(tx.connection, tx.now), "limit": tx.passed_over.more("task", limit)}
-        rows = tx.passed_over.without("task", _RETRY_DUE.run(tx, self.graphs.unreadable(tx), **of).fetchall(), limit)
+        run = partial(_RETRY_DUE.run, tx, self.graphs.unreadable(tx), now=bound(tx.connection, tx.now))
+        rows = tx.passed_over.read("task", limit, run)
         due = [task for task in map(_DueTask._make, rows) if self.graphs.is_readable(tx, task.dag_row, task.spec_hash)]
         for task in due:
             with blaming("task", task.id):
                 outcomes.begin_next_try(tx, task.id)
-                graph = self.graphs.get(tx, task.dag_row, task.spec_hash)
-                if (start := graph.start_triggers.get(task.task_id)) is not None:
+                start = self.graphs.get(tx, task.dag_row, task.spec_hash).start_triggers.get(task.task_id)
+                if start is not None:
                     deferral.start_in_trigger(tx, task.id, start)
         if due:
             tx.notify()
@@ -166,15 +167,13 @@ class DispatchVerbs(GraphVerbs):
         if not (limit or endless):
             return Dispatched([], ())
         slots, free, passed_over = _lock_pools(tx, names)
-        candidates: list[Candidate] = []
+        now, candidates = bound(tx.connection, tx.now), list[Candidate]()
         for name in [name for name, count in free.items() if count > 0]:
             for queue in dict.fromkeys(queues):
                 of = {"of_pool": name, "of_queue": queue, "slots": slots[name]}
                 rows = list(_CANDIDATES.run(tx.connection, **of, limit=limit).fetchall()) if limit else []
                 if endless:
-                    rows += _ENDLESS.run(
-                        tx.connection, **of, limit=endless, now=bound(tx.connection, tx.now)
-                    ).fetchall()
+                    rows += _ENDLESS.run(tx.connection, **of, limit=endless, now=now).fetchall()
                 candidates += [Candidate(*row) for row in rows]
         chosen, has_more = fit(candidates, slots, free, limit, places, endless)
         return Dispatched(self._give(tx, chosen), passed_over, has_more, _endless_in_s(tx) if endless else None)

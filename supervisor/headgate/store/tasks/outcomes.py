@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -213,8 +214,8 @@ class OutcomeVerbs(Verbs):
         """
         adopted = []
         lost: list[tuple[TaskInstanceId, StepSpan, StepEndName]] = []
-        found = _ORPHANS.run(tx.connection, limit=tx.passed_over.more("task", limit)).fetchall()
-        for id_, owner, dag_id, run_id, task_id, map_index, *row in tx.passed_over.without("task", found, limit):
+        orphans = tx.passed_over.read("task", limit, partial(_ORPHANS.run, tx.connection))
+        for id_, owner, dag_id, run_id, task_id, map_index, *row in orphans:
             error = ""
             with blaming("task", id_):
                 task = task_rows.locked_task(tx, tuple(row))

@@ -7,6 +7,7 @@ the next date in one transaction; the others skip that DAG.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 from sqlalchemy import Integer, bindparam, func, select, update
@@ -88,8 +89,7 @@ def lock_due(tx: Tx, unreadable: str | None, *, limit: int) -> list[DueDag]:
 
     A DAG that has as many active runs as it may have is not due: its next run is created when one of them has ended.
     """
-    now, of_passed_over = bound(tx.connection, tx.now), tx.passed_over.more("DAG", limit)
-    rows = tx.passed_over.without("DAG", _DUE.run(tx, unreadable, now=now, limit=of_passed_over).fetchall(), limit)
+    rows = tx.passed_over.read("DAG", limit, partial(_DUE.run, tx, unreadable, now=bound(tx.connection, tx.now)))
     return [
         DueDag(id_, name, spec_hash, Interval(read(tx.connection, start), read(tx.connection, end)))
         for id_, name, spec_hash, start, end in rows

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -428,10 +429,9 @@ def begin_due_batches(tx: Tx, limit: int) -> list[TaskInstanceId]:
 
     Return those for which there is something to do now: they are to begin, or have elements of more events.
     """
-    now, of_passed_over = bound(tx.connection, tx.now), tx.passed_over.more("task", limit)
-    found = _DUE.run(tx.connection, now=now, limit=of_passed_over).fetchall()
+    due = partial(_DUE.run, tx.connection, now=bound(tx.connection, tx.now))
     begun = []
-    for row in tx.passed_over.without("task", found, limit):
+    for row in tx.passed_over.read("task", limit, due):
         with blaming("task", row[0]):
             task = task_rows.locked_task(tx, row)
             stream = locked(tx, task.id)

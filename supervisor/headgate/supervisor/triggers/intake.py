@@ -258,7 +258,6 @@ class Intake:
                 for event in slice_.refused
             )
         except (RowsRefused, ItemFailed) as exc:
-            _log_unforeseen(exc)
             if not self._split_or_dead_letter(epoch, slice_, tally, exc, now):
                 return None
         except DATABASE_UNUSABLE as exc:
@@ -342,6 +341,9 @@ class Intake:
             return False
         if slice_ is not self._refused_alone:
             self._refused_alone = slice_
+            if isinstance(error, ItemFailed):  # a fault of ours: a dead letter has one line of it
+                told = {"error": error.reason, "exc_info": error.__cause__}
+                log.error("the task that waits for an event cannot take it", **told)
             return False
         if not slice_.events:
             # Not an event, but the report of a refused event or of an end: it is logged instead.
@@ -387,9 +389,3 @@ def _log_differing(differing: Sequence[Difference]) -> None:
         )
     if (more := len(differing) - DIFFERING_LOGGED_MAX) > 0:
         log.error("more events differ from those stored for their messages before", events=more)
-
-
-def _log_unforeseen(error: RowsRefused | ItemFailed) -> None:
-    """Log where headgate itself has failed: of that a dead letter has one line."""
-    if isinstance(error, ItemFailed):
-        log.error("the task that waits for an event cannot take it", error=error.reason, exc_info=error.__cause__)
