@@ -33,7 +33,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from tests import postgres
-from tests.store.harness import WAITED_MAX_S, OpenStore, Query, migrated_sqlite
+from tests.store.harness import OpenStore, Query, migrated_sqlite
+from tests.waiting import WITHIN_S
 
 from headgate.child import queries
 from headgate.store.db import engine, schema
@@ -55,7 +56,6 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 settings.register_profile("busy", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
 settings.load_profile("busy")
 
-CAMPAIGN_S_MAX = 900.0  # of one test: the longest that a busy machine may take for what a quiet one does in a minute
 HUNG_S = 60.0  # a process of tests ends so long after the time limit of its test, if that did not end the test
 STDERR = pytest.StashKey[int]()  # as it is outside of tests
 
@@ -160,10 +160,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if workers > 1:
         items.sort(key=lambda item: item.path)
     for item in items:
-        if item.get_closest_marker("campaign") is not None and item.get_closest_marker("timeout") is None:
-            # Campaigns get the time that they take: they compute, and wait for nothing that could fail to come.
-            item.add_marker(pytest.mark.timeout(CAMPAIGN_S_MAX))
-    for item in items:
         # What starts processes takes half of all the time, and does the same on PostgreSQL as on SQLite.
         if item.path.is_relative_to(SLOW_TESTS) and _database_of(item) == "postgresql":
             item.add_marker(pytest.mark.campaign)
@@ -253,7 +249,7 @@ def make_postgres_url(postgres_admin: psycopg.Connection[Any]) -> Iterator[MakeP
         name = f"headgate_test_{os.getpid()}_{next(numbers)}"
         template = sql.Identifier(make_url(copy_of).database or "") if copy_of else sql.Identifier("template1")
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), template)
-        deadline = time.monotonic() + WAITED_MAX_S
+        deadline = time.monotonic() + WITHIN_S
         while True:
             try:
                 postgres_admin.execute(statement)
@@ -337,7 +333,7 @@ def sqlite_url(tmp_path: Path) -> str:
 @pytest.fixture
 def patient_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let writers wait for SQLite's lock as long as it takes: it is given in no order, so one of many may starve."""
-    monkeypatch.setattr(engine, "SQLITE_BUSY_TIMEOUT_S", WAITED_MAX_S)
+    monkeypatch.setattr(engine, "SQLITE_BUSY_TIMEOUT_S", WITHIN_S)
 
 
 # --- both ----------------------------------------------------------------------------------------

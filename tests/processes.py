@@ -9,8 +9,8 @@ import threading
 import time
 
 import psutil
+from tests.waiting import WITHIN_S
 
-WITHIN_S = 60.0  # a signal reaches a process when it runs next: on a busy machine, after a while
 LOOK_INTERVAL_S = 0.005
 
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headgate.brokers.threaded import Received, ThreadedProducer
+from tests.waiting import WITHIN_S
 
-WAITED_MAX_S = 60.0  # the longest that a test waits for what must come
+from headgate.brokers.threaded import Received, ThreadedProducer
 
 
 class BrokerDown(OSError):
@@ -45,13 +45,13 @@ class BlockingBroker:
 
     def wait(self, condition: Callable[[], object]) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, WAITED_MAX_S), "it did not happen"
+            assert self.changed.wait_for(condition, WITHIN_S), "it did not happen"
 
     def called(self, method: str) -> None:
         """Do what a test has asked of this call."""
         if self.hangs_in == method:
             self.in_hang.set()
-            self.released.wait(WAITED_MAX_S)
+            self.released.wait(WITHIN_S)
         with self.changed:
             self.changed.notify_all()
             if self.failures.get(method):

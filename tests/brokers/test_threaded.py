@@ -12,7 +12,6 @@ import pytest
 import structlog
 import trio
 from tests.brokers.blocking_broker import (
-    WAITED_MAX_S,
     BlockingBroker,
     BlockingProducer,
     BrokerDown,
@@ -22,6 +21,7 @@ from tests.brokers.blocking_broker import (
     WithPlace,
 )
 from tests.brokers.fake_broker import ACKED, FAILED, REJECTED
+from tests.waiting import WITHIN_S
 
 from headgate.brokers import broker_thread
 from headgate.brokers.held import Delivery
@@ -43,7 +43,7 @@ class Opened:
 
     async def next(self, count: int = 1) -> list[Delivery]:
         deliveries = []
-        with trio.fail_after(WAITED_MAX_S):
+        with trio.fail_after(WITHIN_S):
             for _ in range(count):
                 raw_event, delivery = await anext(self.stream)
                 assert raw_event == delivery.message.ref.upper()
@@ -276,12 +276,12 @@ async def test_a_client_that_hangs_is_abandoned_and_ends_once_it_hangs_no_more(b
     with structlog.testing.capture_logs() as records:
         async with opened(producer) as stream, trio.open_nursery() as nursery:
             nursery.start_soon(stream.next)
-            await trio.to_thread.run_sync(broker.in_hang.wait, WAITED_MAX_S)
+            await trio.to_thread.run_sync(broker.in_hang.wait, WITHIN_S)
             nursery.cancel_scope.cancel()
     assert [record["event"] for record in records] == ["the client of a broker hangs and is abandoned"]
     assert broker.is_connected
     broker.released.set()
-    with trio.fail_after(WAITED_MAX_S):
+    with trio.fail_after(WITHIN_S):
         await producer._broker_thread.is_done.wait()
     assert not broker.is_connected
 

@@ -13,7 +13,7 @@ from tests.browser import site as sites
 from tests.browser.screenshots import PAGES, paths
 from tests.browser.site import Site
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.browser
 
 AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]

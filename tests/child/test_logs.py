@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 import trio
+from tests.waiting import WITHIN_S
 
 from headgate.child import logs, queries
 from headgate.child.logs import (
@@ -24,8 +25,6 @@ from headgate.child.logs import (
     render_lines,
 )
 from headgate.protocol.masking import SecretMask
-
-WAIT_S = 20.0  # for a thread to do what it is about to do
 
 
 class Reader:
@@ -49,7 +48,7 @@ class SlowSocket:
 
     def sendall(self, data: bytes) -> None:
         self.entered.release()
-        assert self.permitted.acquire(timeout=WAIT_S)
+        assert self.permitted.acquire(timeout=WITHIN_S)
         self.sent += data.splitlines()
 
 
@@ -73,11 +72,11 @@ def test_whoever_logs_never_waits_and_what_is_dropped_is_counted(monkeypatch: py
     sock = SlowSocket()
     channel = channel_on(sock)
     channel.put(b'"first"')
-    assert sock.entered.acquire(timeout=WAIT_S)  # the writer is held up with the first record
+    assert sock.entered.acquire(timeout=WITHIN_S)  # the writer is held up with the first record
     for number in range(5):
         channel.put(b'"%d"' % number)
     sock.permitted.release()
-    assert sock.entered.acquire(timeout=WAIT_S)  # it has taken the three that were queued: there is room again
+    assert sock.entered.acquire(timeout=WITHIN_S)  # it has taken the three that were queued: there is room again
     channel.put(b'"last"')
     for _ in range(2):
         sock.permitted.release()
@@ -93,7 +92,7 @@ def test_what_was_dropped_last_of_all_is_still_counted(monkeypatch: pytest.Monke
     sock = SlowSocket()
     channel = channel_on(sock)
     channel.put(b'"first"')
-    assert sock.entered.acquire(timeout=WAIT_S)
+    assert sock.entered.acquire(timeout=WITHIN_S)
     channel.put(b'"queued"')
     channel.put(b'"dropped"')
     for _ in range(2):
@@ -108,7 +107,7 @@ def test_what_is_dropped_is_counted_for_the_trigger_that_lacks_it(monkeypatch: p
     sock = SlowSocket()
     channel = channel_on(sock)
     channel.put(b'"first"')
-    assert sock.entered.acquire(timeout=WAIT_S)
+    assert sock.entered.acquire(timeout=WITHIN_S)
     channel.put(b'"queued"')
     for trigger_id, count in ((1, 2), (2, 3), (3, 4), (4, 5)):
         with naming_trigger({"trigger_id": trigger_id}):

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 from tests.client.harness import BILLS, Watched, bills, client_of, payloads, row
-from tests.store.harness import WAITED_MAX_S, Query, add, wait_until_blocked
+from tests.store.harness import Query, add, wait_until_blocked
+from tests.waiting import WITHIN_S
 
 from headgate.client import (
     BatchEnded,
@@ -242,7 +243,7 @@ def test_a_second_worker_waits_for_the_first_and_gets_the_next_events(postgres_u
                 assert payloads(batch) == ["a"]
                 waiting = pool.submit(lambda: _handed(second))
                 wait_until_blocked(open_engine(postgres_url))
-            assert waiting.result(WAITED_MAX_S) == ["b"]
+            assert waiting.result(WITHIN_S) == ["b"]
 
 
 def _handed(consumer: Consumer) -> list[Any]:

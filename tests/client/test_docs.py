@@ -12,6 +12,7 @@ import pytest
 from tests.client.harness import Watched
 from tests.signal_server.test_command import TOKEN, serving
 from tests.store.harness import migrated_sqlite
+from tests.waiting import WITHIN_S
 
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
@@ -33,7 +34,6 @@ FILES = {
     },
 }
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-WITHIN_S = 60.0
 
 
 @pytest.fixture

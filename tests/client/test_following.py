@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from tests.client.harness import Watched, client_of, payloads
-from tests.store.harness import WAITED_MAX_S, OpenStore, add
+from tests.store.harness import OpenStore, add
+from tests.waiting import WITHIN_S
 
 from headgate.client import Client, CursorRefused, NoSuchWatcher, waiting
 from headgate.client import Cursor as Place
@@ -83,7 +84,7 @@ def test_a_consumer_waits_for_its_next_batch_and_events_by_hand_wake_it(watched:
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(consumer.wait, NEVER_S)
         watched.store.put_event("orders", b'"b"')
-        assert waits.result(WAITED_MAX_S)
+        assert waits.result(WITHIN_S)
 
 
 def test_following_ends_after_the_time_without_an_event(watched: Watched, reader: Client) -> None:
@@ -220,7 +221,7 @@ def test_many_triggers_of_one_slice_wake_every_reader(on_server: Watched) -> Non
         assert not database.listen_for("events")
         with on_server.store.database.writing() as tx:
             changes.notify_readers(tx.connection, "events", range(10**12, 10**12 + changes.IDS_NAMED_MAX + 1))
-        assert database.wait_for("events", WAITED_MAX_S, lambda trigger_id: False)
+        assert database.wait_for("events", WITHIN_S, lambda trigger_id: False)
         with on_server.store.database.writing() as tx:
             changes.notify_readers(tx.connection, "events", range(10**12, 10**12 + changes.IDS_NAMED_MAX))
         assert not database.wait_for("events", 0.05, lambda trigger_id: False)

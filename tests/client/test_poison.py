@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, text
 from tests.client.harness import BILLS, Watched, bills, client_of, payloads, row
-from tests.store.harness import WAITED_MAX_S, Query
+from tests.store.harness import Query
+from tests.waiting import WITHIN_S
 
 from headgate.client import BatchEnded, Client, Consumer, ConsumerBusy
 from headgate.store import cleaning
@@ -201,7 +202,7 @@ def run_program(watched: Watched) -> int:
     opened = watched.store.database.engine
     url = opened.url
     if opened.dialect.name == "postgresql":  # 5 s are too few for a process that gets no CPU while it connects
-        url = url.update_query_dict({"connect_timeout": f"{WAITED_MAX_S:.0f}"})
+        url = url.update_query_dict({"connect_timeout": f"{WITHIN_S:.0f}"})
     environment = {**os.environ, "DATABASE": url.render_as_string(hide_password=False)}
     done = subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, cwd=ROOT, check=False)
     return done.returncode

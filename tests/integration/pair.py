@@ -10,32 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
+from tests.waiting import WITHIN_S
 
 from headgate.store.store import Store
 from headgate.store.tables import asset_watcher, trigger_event
 
 USERS_FOLDER = Path(__file__).parent / "users"
-WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; nothing waits that long when it works
-LOOK_INTERVAL_S = 0.02  # between two looks at a condition in another process that tells nobody when it comes true
-LOOK_SHARE = 4  # a look that took long is followed by a wait so many times as long: the other process needs the CPU
-
-
-def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], within_s: float = WITHIN_S) -> Any:
-    """Return what ``condition`` returns as soon as it is true; ``what`` says what it was, if it never is."""
-    deadline = time.monotonic() + within_s
-    look_again = threading.Event()
-    while True:
-        began = time.thread_time()
-        if result := condition():
-            return result
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what if isinstance(what, str) else what()}: not within {within_s} s")
-        look_again.wait(max(LOOK_INTERVAL_S, LOOK_SHARE * (time.thread_time() - began)))
 
 
 def stored(store: Store, watcher: str | None = None) -> int:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
-from tests.integration.pair import Pair, wait_until
+from tests.integration.pair import Pair
 from tests.supervisor.tasks_harness import instance_of, task_states
+from tests.waiting import wait_until
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.values import decode_value, encode_value

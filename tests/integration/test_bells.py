@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tests.integration.conftest import StartPair
-from tests.integration.pair import wait_until
+from tests.waiting import wait_until
 
 from headgate.store.store import Store
 

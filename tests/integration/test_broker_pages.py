@@ -21,7 +21,7 @@ from headgate.testing.brokers.station import free_port
 RABBITMQ_URL = os.environ.get("HEADGATE_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672")
 LOOKS_MAX = 200  # each takes half a second
 
-pytestmark = [pytest.mark.campaign, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.campaign
 
 Replaced = dict[str, str]  # texts of the page, and what stands for them here
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.conftest import StartPair
-from tests.integration.pair import stored, wait_until
+from tests.integration.pair import stored
+from tests.waiting import wait_until
 
 from headgate.brokers.filelog_writer import FileLogWriter, write_load
 from headgate.protocol.values import decode_value

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.conftest import StartPair
-from tests.integration.pair import wait_until
 from tests.integration.test_pair import add_subscribers, assert_once_each, wait_all_stored, write_log
+from tests.waiting import wait_until
 
 from headgate.protocol.values import decode_value
 from headgate.store.cleaning import UNASKED

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import StartPair
-from tests.integration.pair import WITHIN_S, wait_until
 from tests.integration.test_pair import add_subscribers, write_log
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets

@@ -14,7 +14,8 @@ import pytest
 from sqlalchemy import select, update
 from tests.brokers.servers.absent import skip_or_fail
 from tests.integration.conftest import StartPair
-from tests.integration.pair import stored, wait_until
+from tests.integration.pair import stored
+from tests.waiting import wait_until
 
 from headgate.brokers.clients.kafka_client import Consumer, TopicPartition
 from headgate.brokers.clients.redis_client import run

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import StartStation
-from tests.integration.pair import wait_until
 from tests.integration.station import Run, Station
 from tests.tasks.test_load_pages import PAGES, loaded, serving
+from tests.waiting import wait_until
 
 from headgate.store.signals.sending import NewSignal
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.conftest import StartPair
-from tests.integration.pair import WITHIN_S, wait_until
 from tests.integration.test_pair import add_subscribers, wait_all_stored, write_log
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.store.store import Store
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import StartStation
-from tests.integration.pair import wait_until
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.supervisor import commands, setting_sources
 from headgate.tasks.parsing import ParsedFile, parse_file
@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 DAGS = ROOT / "docs" / "dags.md"
 OPERATING = ROOT / "docs" / "operating.md"
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-WITHIN_S = 60.0
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ import psutil
 import pytest
 from sqlalchemy.engine import make_url
 from tests.integration.conftest import StartPair
-from tests.integration.pair import Pair, stored, wait_until
+from tests.integration.pair import Pair, stored
 from tests.processes import ends, stop
+from tests.waiting import wait_until
 
 from headgate.protocol.values import decode_value
 from headgate.store.store import Store

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tests.integration.conftest import StartPair
-from tests.integration.pair import wait_until
+from tests.waiting import wait_until
 
 from headgate.protocol.framelog.log import read_frames
 from headgate.protocol.values import decode_value

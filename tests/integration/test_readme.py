@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 import redis
 from tests.brokers.servers.absent import skip_or_fail
+from tests.waiting import WITHIN_S
 
 from headgate.testing import run_trigger
 
 ROOT = Path(__file__).parents[2]
-WITHIN_S = 280.0  # a dozen commands, each of which takes half a second, and far more on a busy machine
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def section(page: str, heading: str) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.conftest import StartPair
-from tests.integration.pair import wait_until
 from tests.store import ends
+from tests.waiting import wait_until
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.values import encode_value

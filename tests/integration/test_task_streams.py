@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import StartStation
-from tests.integration.pair import WITHIN_S, wait_until
 from tests.integration.station import Run, Station
+from tests.waiting import WITHIN_S, wait_until
 
 NUMBERS = list(range(1, 101))
 DAGS = """

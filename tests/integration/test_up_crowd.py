@@ -8,17 +8,16 @@ from collections import Counter
 
 import pytest
 from tests.integration.conftest import StartStation
-from tests.integration.pair import wait_until
 from tests.store import ends
 from tests.store.harness import OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, DagSpec, TaskSpec
 
 pytestmark = pytest.mark.campaign
 
 RUNS, TASKS = 10, 100  # a thousand tasks in all
-WITHIN_S = 200.0  # for all of them, where the machine is busy with something else
 WORKERS = 4
 RACES = 1000
 
@@ -32,7 +31,6 @@ with DAG("crowd", max_active_runs={RUNS}):
 """
 
 
-@pytest.mark.timeout(2 * WITHIN_S)
 def test_a_thousand_tasks_defer_at_once_and_each_is_resumed_once_within_few_slots(start_station: StartStation) -> None:
     station = start_station(workers=str(WORKERS))
     station.store.tasks.set_pool("narrow", WORKERS)
@@ -65,7 +63,6 @@ def test_a_thousand_tasks_defer_at_once_and_each_is_resumed_once_within_few_slot
     assert station.stop() == 0
 
 
-@pytest.mark.timeout(WITHIN_S)
 def test_of_a_clear_and_an_event_exactly_one_wins_each_time(open_store: OpenStore, query: Query) -> None:
     """Two stores, each with a connection and a thread of its own, released together by a barrier."""
     clearing, firing = open_store(), open_store()

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 from tests.integration.conftest import StartStation
-from tests.integration.pair import wait_until
 from tests.integration.station import Run
+from tests.waiting import wait_until
 
 from headgate.store.signals.sending import NewSignal
 

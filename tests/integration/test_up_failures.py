@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 from tests.integration.conftest import StartStation
-from tests.integration.pair import wait_until
 from tests.integration.station import Run, Station
 from tests.supervisor.tasks_harness import clear
+from tests.waiting import wait_until
 
 DAGS = """
 from datetime import timedelta

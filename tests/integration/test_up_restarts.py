@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 from tests.integration.conftest import StartStation
-from tests.integration.pair import wait_until
 from tests.integration.station import Station
 from tests.supervisor.tasks_harness import import_errors
+from tests.waiting import wait_until
 
 WAITS = """
 from headgate.tasks import DAG

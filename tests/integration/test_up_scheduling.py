@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.integration.pair import wait_until
 from tests.integration.station import Run, Station
+from tests.waiting import wait_until
 
 from headgate.protocol.values import decode_value
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 from tests.integration.conftest import StartStation
-from tests.integration.pair import wait_until
 from tests.integration.test_pair import write_log
 from tests.supervisor.tasks_harness import clear
+from tests.waiting import wait_until
 
 from headgate.client import open_client
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER

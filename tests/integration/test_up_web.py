@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.conftest import StartStation
-from tests.integration.pair import WITHIN_S, wait_until
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine

@@ -31,10 +31,11 @@ from sqlalchemy import text
 from tests.proof import document
 from tests.proof.consuming_worker import TABLES
 from tests.proof.crash.databases import Databases
-from tests.proof.crash.processes import LOOK_INTERVAL_S, send, wait_until
+from tests.proof.crash.processes import send
 from tests.proof.crash.reader import open_reader
 from tests.proof.crash.workloads.pair import GROUP, LOOKBACK_ROWS, Log
 from tests.proof.supervisors import Supervisors
+from tests.waiting import LOOK_INTERVAL_S, wait_until
 
 from headgate.store.db.engine import open_engine
 
@@ -194,7 +195,7 @@ class Campaign:
         engine.dispose()
 
     def run(self) -> Outcome:
-        """Run it to its end. Raises `tests.proof.crash.processes.CellFailed`."""
+        """Run it to its end. Raises `tests.waiting.NotInTime`."""
         begun_at = time.monotonic()
         ids = {name: self._add(name) for name in WATCHERS}
         self._supervisors.start(SUPERVISORS)

@@ -24,10 +24,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from tests.proof.crash.databases import Databases
-from tests.proof.crash.processes import wait_until
 from tests.proof.crash.reader import open_reader
 from tests.proof.crash.workloads.pair import GROUP, PARTITIONS, Log, PairTruth
 from tests.proof.supervisors import Supervisors
+from tests.waiting import wait_until
 
 from headgate.testing.crash.history import Report, Subscribed
 
@@ -184,7 +184,7 @@ class Campaign:
             truth.close()
 
     def run(self) -> Outcome:
-        """Run it to its end. Raises `tests.proof.crash.processes.CellFailed`."""
+        """Run it to its end. Raises `tests.waiting.NotInTime`."""
         with Observer(self._url) as observer:
             self._supervisors.start(SUPERVISORS)
             self._supervisors.wait_ready()

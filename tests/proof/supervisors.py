@@ -10,8 +10,9 @@ from typing import Any, Self
 
 from cryptography.fernet import Fernet
 from tests.proof.crash.faults import environment_of
-from tests.proof.crash.processes import Supervisor, wait_until
+from tests.proof.crash.processes import Supervisor
 from tests.proof.crash.reader import open_reader
+from tests.waiting import wait_until
 
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
@@ -53,7 +54,7 @@ class Supervisors:
             self._running.append(Supervisor(self._environment, self._folder))
 
     def wait_ready(self) -> None:
-        """Wait until each has its runner. Raises `tests.proof.crash.processes.CellFailed`."""
+        """Wait until each has its runner. Raises `tests.waiting.NotInTime`."""
         wait_until(lambda: all(one.runner() for one in self._running), "all supervisors at work")
 
     def add_watcher(self, name: str, classpath: str, kwargs: dict[str, Any]) -> int:

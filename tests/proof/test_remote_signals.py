@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.proof.remote_worker import AT_ONCE_MAX, KEY, LAST, TOKEN, read
-from tests.store.harness import WAITED_MAX_S
+from tests.waiting import WITHIN_S
 
 from headgate.client import open_client
 from headgate.signals.remote import GrpcSignalService
@@ -31,7 +31,6 @@ SENDER_KILLS, SENDER_CALLS_MAX = 4, COUNT // AT_ONCE_MAX
 LISTENER_KILLS, LISTENER_VERSIONS_MAX = 6, 30
 SERVER_KILLS, SERVER_MARKS_MAX = 6, 6
 SERVER_S_MAX = 2.0  # later ones live no longer, whatever they are at
-WITHIN_S = 400.0
 
 Numbered = tuple[int, str]  # a version and its value
 
@@ -114,10 +113,10 @@ class Processes:
         while server.poll() is None:
             if self.is_over.wait(0.02):
                 server.terminate()
-                assert server.wait(WAITED_MAX_S) == 0
+                assert server.wait(WITHIN_S) == 0
             elif time.monotonic() >= ends_at:
                 server.kill()
-                server.wait(WAITED_MAX_S)
+                server.wait(WITHIN_S)
         assert server.returncode in (0, -signal.SIGKILL), f"the server has left with {server.returncode}"
 
     def send(self, number: int) -> str:

@@ -16,6 +16,7 @@ from tests.proof.history.signal_history import Acknowledged, Record, Stored, Wai
 from tests.proof.signal_worker import KEYS
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
+from tests.waiting import WITHIN_S
 
 from headgate.client import open_client
 from headgate.protocol.messages.dags import StartTrigger, TaskSpec
@@ -28,7 +29,6 @@ from headgate.store.store import Store
 SENDERS, COUNT, DIES_ONE_IN = 8, 30, 8
 EACH = 1000  # signals of a program that is not killed
 CONSIDERERS = 2
-WITHIN_S = 240.0
 COUNTED_WITHIN_S = 900.0  # on a machine that is busy with something else
 
 

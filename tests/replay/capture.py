@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import WITHIN_S
+
 from headgate.brokers.filelog import FileLogTrigger
 from headgate.protocol.framelog.log import Record, read_frames, verify
 from headgate.testing import Pair
@@ -29,7 +31,6 @@ SUBSCRIBERS = 2
 PARTITIONS = 2
 RATE = 40.0  # events a second: slow enough that a round carries few of them, and that kills come in between
 IMPORT_PATHS = ""  # they travel in the handshake: no path of whoever makes the captures may be among them
-WITHIN_S = 60.0  # the longest anything may take on a busy machine
 FRAMES_MAX = 900  # of one capture: it has to be read by people when it fails
 BYTES_MAX = 200_000  # of one capture: it stands in the repository
 

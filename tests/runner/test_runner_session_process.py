@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.runner_dialect import RunnerDialect
@@ -33,8 +34,6 @@ from headgate.protocol.messages.runner import (
 from headgate.protocol.values import encode_value
 from headgate.runner.forks import EXIT_FORK
 from headgate.runner.session import EXIT_ABANDONED, EXIT_DRAINED, EXIT_OVERDUE, EXIT_PROTOCOL
-
-WAIT_S = 30.0  # for a process to do what it is about to do
 
 TRIGGERS = '''
 import logging
@@ -134,8 +133,8 @@ class Runner:
         self.settings = settings
         self.frames, frames = socket.socketpair()
         self.logs, logs = socket.socketpair()
-        self.frames.settimeout(WAIT_S)
-        self.logs.settimeout(WAIT_S)
+        self.frames.settimeout(WITHIN_S)
+        self.logs.settimeout(WITHIN_S)
         command = [sys.executable, "-P", "-m", "headgate.runner"]
         command += ["--frames-fd", str(frames.fileno()), "--logs-fd", str(logs.fileno())]
         command += ["--incarnation", "1", "--supervisor-pid", str(os.getpid())]
@@ -187,7 +186,7 @@ class Runner:
             return [json.loads(line) for line in file]
 
     def exit_code(self) -> int:
-        return self.process.wait(WAIT_S)
+        return self.process.wait(WITHIN_S)
 
 
 @pytest.fixture
@@ -203,7 +202,7 @@ def running(folder: Path, **settings: Any) -> Iterator[Runner]:
         yield runner
     finally:
         runner.process.kill()
-        runner.process.wait(WAIT_S)
+        runner.process.wait(WITHIN_S)
         runner.frames.close()
         runner.logs.close()
         assert runner.process.stdout is not None
@@ -307,7 +306,7 @@ def test_a_runner_whose_supervisor_has_another_pid_does_not_begin(folder: Path) 
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=WAIT_S,
+        timeout=WITHIN_S,
         check=False,
     )
     assert done.returncode == 1

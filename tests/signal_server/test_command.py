@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.store.harness import WAITED_MAX_S
+from tests.waiting import WITHIN_S
 
 from headgate.signals.remote import GrpcSignalService, SignalsRefused
 
@@ -29,7 +29,7 @@ def run(url: str, *arguments: str, **more: str) -> tuple[int, str]:
     """Return the exit code of a server that does not start, and what it says."""
     command = [sys.executable, "-m", "headgate.cli", "signals", "serve", *arguments]
     ran = subprocess.run(
-        command, env=environment_of(url, **more), capture_output=True, text=True, timeout=WAITED_MAX_S, check=False
+        command, env=environment_of(url, **more), capture_output=True, text=True, timeout=WITHIN_S, check=False
     )
     return ran.returncode, ran.stderr.strip()
 
@@ -56,7 +56,7 @@ def test_it_serves_until_it_is_asked_to_stop(database_url: str, number: signal.S
             listening = service.listen_signal("me", "a", after=0)
             assert next(listening).value == 1
             process.send_signal(number)
-            assert process.wait(WAITED_MAX_S) == 0
+            assert process.wait(WITHIN_S) == 0
 
 
 def test_the_token_may_be_in_a_file(sqlite_url: str, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_database_file_that_was_replaced_ends_it(sqlite_url: str, tmp_path: Pa
         (tmp_path / "headgate.db").rename(tmp_path / "moved.db")
         with pytest.raises(Exception, match=r"is not the file that is in use|does not answer"):
             service.send_signal("a")
-        assert process.wait(WAITED_MAX_S) == 5
+        assert process.wait(WITHIN_S) == 5
 
 
 def test_without_the_extra_it_says_what_to_install(sqlite_url: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.signal_server.rig import TOKEN, Bare, away, client_of, database_of, serving, status_of
-from tests.store.harness import WAITED_MAX_S
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.signal_rpc import signals_pb2 as pb
 from headgate.signal_server import server as server_module
@@ -149,7 +149,7 @@ def test_a_database_that_is_away_is_said_and_nothing_is_lost(own_url: str) -> No
                 assert "is away" in details or "cannot be used" in details
                 later = threads.submit(client.send_signals, [Signal("a", 1, "d"), Signal("a", 2)])
                 assert status_of(lambda: bare.send(new("lost")))[0] == "UNAVAILABLE"
-            assert [one.version for one in later.result(WAITED_MAX_S)] == [2, 3]
+            assert [one.version for one in later.result(WITHIN_S)] == [2, 3]
         assert [(one.version, one.value) for one in (next(listening), next(listening))] == [(2, 1), (3, 2)]
         assert client.list_signals("lost") == []
         assert client.send_signal("a", 9, dedup="d").version == 2
@@ -162,7 +162,7 @@ def test_a_database_file_that_was_replaced_ends_the_server(sqlite_url: str, tmp_
         bare.send(new())
         (tmp_path / "headgate.db").rename(tmp_path / "moved.db")
         assert status_of(lambda: bare.send(new()))[0] in ("INTERNAL", "UNAVAILABLE")
-        assert has_failed.wait(WAITED_MAX_S)
+        assert has_failed.wait(WITHIN_S)
         with pytest.raises(DatabaseReplaced):
             server.stop()
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.signal_server.rig import database_of
-from tests.store.harness import WAITED_MAX_S
 from tests.store.signals.test_sending import new
+from tests.waiting import WITHIN_S
 
 from headgate.signal_server import store_thread
 from headgate.signal_server.store_thread import Stopping, StoreThread, Waiter
@@ -42,16 +42,16 @@ def held(thread: StoreThread) -> Iterator[None]:
 
     def hold(_verbs: SignalVerbs) -> None:
         begun.set()
-        assert ended.wait(WAITED_MAX_S)
+        assert ended.wait(WITHIN_S)
 
     with ThreadPoolExecutor(1) as holder:
         holding = holder.submit(thread.call, hold)
-        assert begun.wait(WAITED_MAX_S)
+        assert begun.wait(WITHIN_S)
         try:
             yield
         finally:
             ended.set()
-        holding.result(WAITED_MAX_S)
+        holding.result(WITHIN_S)
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -80,7 +80,7 @@ def test_sends_that_wait_together_are_one_transaction(thread: StoreThread, monke
             for number in range(5):
                 sending.append(senders.submit(thread.send, [new("a", number), new("b", number)]))
                 wait_for_jobs(thread, number + 1)
-        sent = [[one.version for one in sends.result(WAITED_MAX_S)] for sends in sending]
+        sent = [[one.version for one in sends.result(WITHIN_S)] for sends in sending]
     assert counted == [10]
     assert sent == [[number, number] for number in range(1, 6)], "each has its own, in the order in which they came"
 
@@ -106,9 +106,9 @@ def test_one_that_is_refused_costs_the_others_nothing(
             for number, key in enumerate(("a", "too many", "a")):
                 sending.append(senders.submit(thread.send, [new(key)]))
                 wait_for_jobs(thread, number + 1)
-        assert [sending[index].result(WAITED_MAX_S)[0].version for index in (0, 2)] == [2, 3]
+        assert [sending[index].result(WITHIN_S)[0].version for index in (0, 2)] == [2, 3]
         with pytest.raises(ValueRefused, match="keys of signals already"):
-            sending[1].result(WAITED_MAX_S)
+            sending[1].result(WITHIN_S)
     assert [one.version for one in store.signals.page("a").signals] == [1, 2, 3]
 
 
@@ -164,7 +164,7 @@ def test_a_job_that_loses_the_connection_costs_no_listener_what_is_sent_meanwhil
         with ThreadPoolExecutor(1) as other, held(thread):
             losing = other.submit(thread.call, lose)
             wait_for_jobs(thread, 1)
-        assert isinstance(losing.exception(WAITED_MAX_S), DatabaseAway)
+        assert isinstance(losing.exception(WITHIN_S), DatabaseAway)
         waiter.wait()
         assert [one.version for one in thread.call(lambda verbs: verbs.page("a", after=0)).signals] == [1]
 

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.signal_server.rig import TOKEN, client_of, database_of, serving
-from tests.store.harness import WAITED_MAX_S
 from tests.supervisor.tasks_harness import Tasks
+from tests.waiting import WITHIN_S
 
 from headgate.protocol import signal_rpc
 from headgate.protocol.signal_rpc import signals_pb2 as pb
@@ -154,7 +154,7 @@ def test_a_listener_that_has_heard_waits_for_a_server_as_long_as_it_waits_for_a_
         port = server.address
         with client_of(server, retry_s=0.0) as service:
             service.send_signal("a", 1)
-            signals = service.listen_signal("me", "a", after=0, timeout=WAITED_MAX_S)
+            signals = service.listen_signal("me", "a", after=0, timeout=WITHIN_S)
             assert next(signals).version == 1
             server.stop()
             with ThreadPoolExecutor(1) as threads:
@@ -163,7 +163,7 @@ def test_a_listener_that_has_heard_waits_for_a_server_as_long_as_it_waits_for_a_
                 with SignalServer(database_of(database_url), port, token=TOKEN) as again:
                     with client_of(again) as other:
                         other.send_signal("a", 2)
-                    assert heard.result(WAITED_MAX_S).version == 2
+                    assert heard.result(WITHIN_S).version == 2
             signals.close()  # type: ignore[attr-defined]
 
 

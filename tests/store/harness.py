@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sqlalchemy import Engine
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.runner import DescribedTrigger
 from headgate.store.db import schema
@@ -23,7 +24,6 @@ Query = Callable[..., list[dict[str, Any]]]
 
 QUEUES = ("default",)
 START = datetime(2026, 1, 1, tzinfo=UTC)
-WAITED_MAX_S = 60.0  # a test that waits longer than this for another thread has failed, however busy the machine is
 
 
 class OpenStore(Protocol):
@@ -81,7 +81,7 @@ def add(store: Store, *names: str, queue: str = "default") -> list[int]:
 
 def wait_until_blocked(opened: Engine) -> None:
     """Return when some backend of this database waits for a lock."""
-    deadline = time.monotonic() + WAITED_MAX_S
+    deadline = time.monotonic() + WITHIN_S
     with opened.connect() as connection:
         while time.monotonic() < deadline:
             waiting = connection.exec_driver_sql(

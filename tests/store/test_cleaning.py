@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from sqlalchemy import update
 from tests.store import ends
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, register, wait_until_blocked
+from tests.store.harness import QUEUES, Clock, OpenStore, Query, register, wait_until_blocked
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of, instance_of
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.runner import FinishedTrigger, FiredEvent, StateChanges, StateSync
@@ -338,7 +339,7 @@ def test_a_supervisor_that_writes_this_moment_is_waited_for(
                 tx.connection.execute(lease.values(latest_heartbeat=tx.now))
             cleaning = pool.submit(fenced_by, other, HOUR_S)
             wait_until_blocked(open_engine(database_url))
-        assert cleaning.result(WAITED_MAX_S) == ([] if returns == "beats" else [epoch])
+        assert cleaning.result(WITHIN_S) == ([] if returns == "beats" else [epoch])
 
 
 # --- how -----------------------------------------------------------------------------------------
@@ -438,7 +439,7 @@ def test_an_event_that_comes_while_a_dag_that_waited_for_it_is_deleted_is_stored
             assert deleted.rows["dag"] == 1
             refused = pool.submit(intake.step, epoch, 0.0)
             wait_until_blocked(open_engine(database_url))
-        assert refused.result(WAITED_MAX_S) is None
+        assert refused.result(WITHIN_S) is None
     stored = intake.step(epoch, 0.0)
 
     assert stored is not None

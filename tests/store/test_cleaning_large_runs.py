@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from tests.store.harness import WAITED_MAX_S, Clock, OpenStore, Query, wait_until_blocked
+from tests.store.harness import Clock, OpenStore, Query, wait_until_blocked
 from tests.store.test_cleaning import DAY_S, clean
 from tests.supervisor.tasks_harness import Tasks
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.protocol.messages.steps import Emitted
@@ -75,7 +76,7 @@ def test_a_clear_that_has_found_a_run_before_a_part_of_it_was_deleted_is_refused
             clearing = pool.submit(other.tasks.clear_many, tasks.run, ["t1199"])
             wait_until_blocked(open_engine(database_url))
         with pytest.raises(NoSuchRow):
-            clearing.result(WAITED_MAX_S)
+            clearing.result(WITHIN_S)
 
     assert clean(old, 30, kinds=("runs",)) == {"task_instance": 200, "dag_run": 1}
 

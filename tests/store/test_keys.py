@@ -9,7 +9,8 @@ from threading import Barrier, Event
 import pytest
 from cryptography.fernet import Fernet
 from sqlalchemy import Engine
-from tests.store.harness import WAITED_MAX_S, Query, add, register, wait_until_blocked
+from tests.store.harness import Query, add, register, wait_until_blocked
+from tests.waiting import WITHIN_S
 
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
@@ -95,7 +96,7 @@ def test_of_first_starts_at_the_same_time_one_key_wins_and_the_others_make_none(
     start = Barrier(machines)
 
     def begin(number: int) -> str | None:
-        start.wait(WAITED_MAX_S)
+        start.wait(WITHIN_S)
         engine = open_engine(database_url)
         try:
             return open_secrets(engine, tmp_path / str(number), None, makes_file=True).fingerprints[0]
@@ -220,7 +221,7 @@ def test_a_rotation_waits_for_a_transaction_that_encrypts_with_the_old_key(
             future = pool.submit(rotate)
             wait_until_blocked(open_engine(database_url))
             assert not rotated.is_set()
-        future.result(WAITED_MAX_S)
+        future.result(WITHIN_S)
         assert store.database.secrets.decrypt_with_key(token)[1] == old
         with store.database.writing() as tx:
             assert store.database.secrets.decrypt_with_key(tx.encrypt(b"y"))[1] != old

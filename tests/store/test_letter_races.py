@@ -8,8 +8,9 @@ from contextlib import suppress
 from threading import Barrier
 
 import pytest
-from tests.store.harness import WAITED_MAX_S, OpenStore, Query, wait_until_blocked
+from tests.store.harness import OpenStore, Query, wait_until_blocked
 from tests.store.triggers.test_events import Setting, make_setting
+from tests.waiting import WITHIN_S
 
 from headgate.store.db.engine import open_engine
 from headgate.store.errors import LetterRefused
@@ -92,5 +93,5 @@ def test_a_redrive_waits_for_the_slice_that_is_in_flight_and_finds_its_event(
             insert_events(tx, [on.fired(0, key="k1", trigger_run_id="mended", payload=b"1")], {})
             second: Future[Redriven] = pool.submit(other.letters.redrive, letter.id, by="one")
             wait_until_blocked(open_engine(database_url))
-        done = second.result(WAITED_MAX_S)
+        done = second.result(WITHIN_S)
     assert (done.state, done.is_same) == ("stored_meanwhile", True)

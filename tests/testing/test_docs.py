@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from tests.waiting import WITHIN_S
 
 from headgate.tasks import BaseOperator
 from headgate.testing import Broker, crash_test, run_task, run_trigger, shared_stream
@@ -35,9 +36,6 @@ WITH_EXAMPLES = (
     shared_stream,
 )
 PLUGIN = "headgate.testing.plugin"
-WITHIN_S = 280.0  # crash tests and pairs take half a minute of two cores, which others may use as well
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def write_examples(document: Path, folder: Path) -> Path:

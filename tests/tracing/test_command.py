@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 
-from tests.integration.pair import WITHIN_S, wait_until
 from tests.integration.station import Run, Station
 from tests.tracing.conftest import CollectorServer
+from tests.waiting import WITHIN_S, wait_until
 
 DAGS = """
 from datetime import timedelta

@@ -9,7 +9,8 @@ from threading import Barrier
 import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
-from tests.store.harness import WAITED_MAX_S, OpenStore, Query
+from tests.store.harness import OpenStore, Query
+from tests.waiting import WITHIN_S
 from tests.web.conftest import OURS, SCRYPT_OF_PRODUCT, token_of
 from tests.web.test_acting import log_in
 
@@ -97,7 +98,7 @@ def test_many_who_log_in_from_one_address_at_once_do_not_refuse_each_other(
 
     def log_in_often(number: int) -> int:
         store = open_store()
-        start.wait(WAITED_MAX_S)
+        start.wait(WITHIN_S)
         return sum(store.access.log_in("ada", password, "10.0.0.1") is not None for _ in range(8))
 
     with ThreadPoolExecutor(3) as pool:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.processes import ends
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.link.connection import Connection
 from headgate.protocol.link.framing import encode_frame
@@ -44,8 +45,6 @@ from headgate.protocol.messages.worker import (
 )
 from headgate.worker.session import EXIT_LEFT, EXIT_PROTOCOL, EXIT_STOPPED
 
-WAIT_S = 30.0  # for a process to do what it is about to do
-
 
 class Worker:
     """A worker in a process of its own, and the supervisor's ends of its sockets."""
@@ -56,7 +55,7 @@ class Worker:
         self.took_s = 0.0  # by the last step
         self.frames, frames = socket.socketpair()
         self.logs, logs = socket.socketpair()
-        self.frames.settimeout(WAIT_S)
+        self.frames.settimeout(WITHIN_S)
         command = [sys.executable, "-P", "-m", "headgate.worker", "--frames-fd", str(frames.fileno())]
         command += ["--logs-fd", str(logs.fileno()), "--supervisor-pid", str(os.getpid())]
         with frames, logs:
@@ -100,7 +99,7 @@ class Worker:
         return str(path)
 
     def exit_code(self) -> int:
-        return self.process.wait(WAIT_S)
+        return self.process.wait(WITHIN_S)
 
 
 @pytest.fixture
@@ -250,9 +249,9 @@ def test_a_worker_dies_with_its_supervisor(tmp_path: Path) -> None:
     """
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), root]
-    supervisor = subprocess.run(command, stdout=subprocess.PIPE, timeout=WAIT_S, check=False)
+    supervisor = subprocess.run(command, stdout=subprocess.PIPE, timeout=WITHIN_S, check=False)
     pid = int(supervisor.stdout)
-    assert ends(pid, within_s=WAIT_S), "the worker lives on"
+    assert ends(pid, within_s=WITHIN_S), "the worker lives on"
 
 
 # --- instances of mapped tasks -------------------------------------------------------------------

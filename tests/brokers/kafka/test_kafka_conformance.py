@@ -10,8 +10,6 @@ from headgate.testing.brokers.conformance import BrokerConformance
 from headgate.testing.brokers.kafka_station import KafkaStation
 from headgate.testing.brokers.station import Station
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestKafka(BrokerConformance):
     @pytest.fixture

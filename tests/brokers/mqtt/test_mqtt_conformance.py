@@ -10,8 +10,6 @@ from headgate.testing.brokers.conformance import BrokerConformance
 from headgate.testing.brokers.mqtt_station import MqttStation
 from headgate.testing.brokers.station import Station
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestMqttSessions(BrokerConformance):
     @pytest.fixture

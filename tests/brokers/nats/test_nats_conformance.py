@@ -10,8 +10,6 @@ from headgate.testing.brokers.conformance import BrokerConformance
 from headgate.testing.brokers.nats_station import NatsStation
 from headgate.testing.brokers.station import Station
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestJetStream(BrokerConformance):
     @pytest.fixture

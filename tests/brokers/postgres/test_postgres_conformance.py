@@ -10,8 +10,6 @@ from headgate.testing.brokers.conformance import BrokerConformance
 from headgate.testing.brokers.postgres_station import PostgresStation
 from headgate.testing.brokers.station import Station
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestPostgresTable(BrokerConformance):
     @pytest.fixture

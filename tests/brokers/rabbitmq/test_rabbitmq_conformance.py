@@ -11,8 +11,6 @@ from headgate.testing.brokers.conformance import ServerConformance, SourceConfor
 from headgate.testing.brokers.rabbitmq_station import RabbitNode, RabbitStation
 from headgate.testing.brokers.station import Station
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestRabbitQueues(SourceConformance):
     @pytest.fixture

@@ -10,8 +10,6 @@ from headgate.testing.brokers.conformance import BrokerConformance
 from headgate.testing.brokers.redis_station import RedisStation
 from headgate.testing.brokers.station import Station
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestRedisStreams(BrokerConformance):
     @pytest.fixture

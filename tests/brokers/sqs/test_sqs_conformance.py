@@ -10,8 +10,6 @@ from headgate.testing.brokers.conformance import ServerConformance, SourceConfor
 from headgate.testing.brokers.sqs_station import SqsStation
 from headgate.testing.brokers.station import Station
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestSqs(SourceConformance):
     @pytest.fixture

@@ -11,8 +11,6 @@ from headgate.testing.brokers.reading import names
 from headgate.testing.brokers.station import Station, wait_until
 from headgate.testing.brokers.webhook_station import WebhookStation
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestWebhooks(SourceConformance):
     @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import StartPair
-from tests.integration.pair import WITHIN_S, wait_until
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.protocol.marks import RUNAWAY_MARKS
 from headgate.protocol.values import decode_value

@@ -14,13 +14,13 @@ from typing import Protocol, Self
 from tests.postgres import Server
 from tests.proof.crash.databases import MIGRATING
 from tests.proof.crash.faults import SERVER_FAULTS, FaultInjector
-from tests.proof.crash.processes import CellFailed, SupervisorLogs, wait_until
+from tests.proof.crash.processes import CellFailed, SupervisorLogs
 from tests.proof.crash.workload import Fault, Workload
+from tests.waiting import WITHIN_S, NotInTime, wait_until
 
 from headgate.store.errors import DatabaseAway
 from headgate.supervisor.replay.run import LogIncomplete, ReplayStuck, open_replay_store, replay
 
-COMPLETE_S_MAX = 60.0  # after a fault all work is done within this time, or never will be
 # A quarantine is stored between the end of the runner and the start of the next.
 RUNNERLESS_MARKS = ("arbiter.reaped", "arbiter.before_spawn", "leases.registered", "holds.written", "holds.stored")
 
@@ -84,7 +84,7 @@ class Campaign:
         *,
         seed: int,
         server: Server | None = None,
-        complete_s_max: float = COMPLETE_S_MAX,
+        complete_s_max: float = WITHIN_S,
     ) -> None:
         self._workload = workload
         self._truth = workload.truth
@@ -179,7 +179,7 @@ class Campaign:
         started_at = time.monotonic()
         try:
             yield result
-        except CellFailed as error:
+        except (CellFailed, NotInTime) as error:
             result.error = str(error)
         finally:
             self._faults.control.release()

@@ -12,16 +12,9 @@ from typing import assert_never
 
 from tests.postgres import RestartMode, Server
 from tests.proof.crash.connections import Backend
-from tests.proof.crash.processes import (
-    LOOK_INTERVAL_S,
-    CellFailed,
-    Control,
-    Supervisor,
-    is_alive,
-    send,
-    wait_until,
-)
+from tests.proof.crash.processes import CellFailed, Control, Supervisor, is_alive, send
 from tests.proof.crash.workload import Fault, Workload
+from tests.waiting import LOOK_INTERVAL_S, wait_until
 
 HERE = Path(__file__).parent
 FENCED_S_MAX = 15.0  # more than IDLE_IN_TRANSACTION_MAX_S, after which PostgreSQL takes a stopped one's locks away

@@ -8,31 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
+from tests.waiting import WITHIN_S, wait_until
 
-WITHIN_S = 60.0  # the longest any single thing may take on a busy machine; nothing waits that long when it works
 ORPHAN_S_MAX = 5.0  # I7 says one second; a busy machine gets a little more
-LOOK_INTERVAL_S = 0.01  # between two looks at what another process does
 
 
 class CellFailed(Exception):
     """A cell of the matrix could not show what it is to show; the text says why."""
-
-
-def wait_until(condition: Callable[[], object], what: str, within_s: float = WITHIN_S) -> None:
-    """Return as soon as ``condition`` is true. Raises `CellFailed` when it does not become so in time."""
-    deadline = time.monotonic() + within_s
-    pause = threading.Event()
-    while not condition():
-        if time.monotonic() > deadline:
-            raise CellFailed(f"{what}: not within {within_s:g} s")
-        pause.wait(LOOK_INTERVAL_S)
 
 
 def is_alive(pid: int) -> bool:

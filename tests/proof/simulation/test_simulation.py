@@ -49,7 +49,6 @@ def simulate(name: FamilyName, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.timeout(WITHIN_S)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_seed_loses_an_event_or_a_task_or_takes_one_twice(name: FamilyName) -> None:
     done = simulate(name, "--seeds", str(SEEDS[name]), "--jobs", str(JOBS))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.signals.conformance.rigs import Rig
-from tests.store.harness import WAITED_MAX_S
+from tests.waiting import WITHIN_S
 
 from headgate.signals import BaseSignalService, Signal, SignalVersion, SignalWatcher, StopListening
 
@@ -72,13 +72,13 @@ def test_without_a_place_it_begins_with_the_first_after_the_call(service: BaseSi
 def test_it_waits_for_those_to_come(rig: Rig, service: BaseSignalService, others: ThreadPoolExecutor) -> None:
     def listen() -> list[int]:
         with rig.open() as listener:
-            signals = listener.listen_signal("me", "a", after=0, timeout=WAITED_MAX_S)
+            signals = listener.listen_signal("me", "a", after=0, timeout=WITHIN_S)
             return [next(signals).version for _ in range(20)]
 
     heard = others.submit(listen)
     for _ in range(20):
         send(service, 1)
-    assert heard.result(WAITED_MAX_S) == list(range(1, 21))
+    assert heard.result(WITHIN_S) == list(range(1, 21))
 
 
 def test_it_waits_for_a_key_that_nobody_has_sent_yet(
@@ -91,7 +91,7 @@ def test_it_waits_for_a_key_that_nobody_has_sent_yet(
     heard = others.submit(listen)
     send(service, 1, "other")
     send(service, 1, "new")
-    assert heard.result(WAITED_MAX_S) == 1
+    assert heard.result(WITHIN_S) == 1
 
 
 def test_it_hears_one_key_of_one_namespace(rig: Rig, service: BaseSignalService) -> None:
@@ -129,7 +129,7 @@ def test_one_version_is_waited_for(rig: Rig, service: BaseSignalService, others:
     heard = others.submit(listen)
     for _ in range(3):
         send(service, 1)
-    assert heard.result(WAITED_MAX_S) == [3]
+    assert heard.result(WITHIN_S) == [3]
 
 
 def test_versions_that_are_not_kept_are_passed_over(
@@ -178,7 +178,7 @@ def test_a_watcher_is_called_until_it_wants_no_more(
     heard = others.submit(listen)
     for _ in range(5):
         send(service, 1)
-    heard.result(WAITED_MAX_S)
+    heard.result(WITHIN_S)
     assert watcher.seen == [1, 2, 3, 4, 5]
     assert all(watcher.batches), "none is empty"
 
@@ -230,7 +230,7 @@ def test_all_listeners_get_all(rig: Rig, service: BaseSignalService, others: Thr
     heard = [others.submit(listen, number) for number in range(5)]
     for _ in range(10):
         send(service, 1)
-    assert [one.result(WAITED_MAX_S) for one in heard] == [list(range(n + 1, n + 11)) for n in range(5)]
+    assert [one.result(WITHIN_S) for one in heard] == [list(range(n + 1, n + 11)) for n in range(5)]
 
 
 def test_a_listener_that_is_left_is_gone_and_others_go_on(service: BaseSignalService) -> None:

@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
-from tests.integration.pair import wait_until
-from tests.store.harness import WAITED_MAX_S
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.store.db.deadline import Deadline
 from headgate.store.db.engine import open_engine
@@ -175,7 +174,7 @@ def test_a_deadline_has_a_thread_only_while_it_is_used(monkeypatch: pytest.Monke
             with deadline.watching(ours.fileno()):
                 pass
             assert len(made) == number
-            made[-1].join(WAITED_MAX_S)
+            made[-1].join(WITHIN_S)
             assert not made[-1].is_alive()
         with deadline.watching(ours.fileno()):
             assert theirs.recv(1) == b"", "the new one watches as well"

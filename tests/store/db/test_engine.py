@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, bindparam, exc, select, text, update
 from sqlalchemy.engine import make_url
-from tests.store.harness import WAITED_MAX_S, register
+from tests.store.harness import register
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.store.db import driver_errors, engine, schema
@@ -261,7 +262,7 @@ OF_STORES = (
 
 
 def terminate_backends(url: str) -> None:
-    deadline = time.monotonic() + WAITED_MAX_S
+    deadline = time.monotonic() + WITHIN_S
     with psycopg.connect(url, autocommit=True) as connection:
         # The server notices a little later that a test before this one has closed its connection.
         while connection.execute(f"SELECT count(*) {OF_STORES}").fetchall() != [(1,)]:
@@ -316,7 +317,7 @@ def test_a_stopped_supervisors_transaction_is_ended_by_the_server(postgres_url: 
                 tx.connection.execute(text("UPDATE triggerer SET hostname = 'half done'"))
                 backend: Any = tx.connection.connection.driver_connection
                 # The server speaks first: nothing is asked here, only listened for.
-                list(backend.notifies(timeout=WAITED_MAX_S))
+                list(backend.notifies(timeout=WITHIN_S))
 
         with pytest.raises(DatabaseAway, match="is away"):
             stop_half_way()
@@ -340,7 +341,7 @@ def test_many_rows_written_at_once_leave_the_server_its_limit_of_an_idle_transac
                     tx.connection, [{"of_id": number, "to_hostname": "half done"} for number in range(rows)]
                 )
                 backend: Any = tx.connection.connection.driver_connection
-                list(backend.notifies(timeout=WAITED_MAX_S))
+                list(backend.notifies(timeout=WITHIN_S))
 
         with pytest.raises(DatabaseAway, match="is away"):
             stop_half_way()

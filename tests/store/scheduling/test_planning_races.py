@@ -14,10 +14,11 @@ import psycopg
 import pytest
 from sqlalchemy import text
 from tests.store import ends
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, wait_until_blocked
+from tests.store.harness import QUEUES, Clock, wait_until_blocked
 from tests.store.scheduling.test_planning import chain
 from tests.store.tasks.test_task_races import Race, clear_in
 from tests.supervisor.tasks_harness import S, body, instance_of, task_states
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.steps import StepSucceeded
@@ -135,7 +136,7 @@ def together(count: int, work: Callable[[int], None]) -> None:
     start = Barrier(count)
 
     def one(number: int) -> None:
-        start.wait(WAITED_MAX_S)
+        start.wait(WITHIN_S)
         work(number)
 
     with ThreadPoolExecutor(count) as pool:
@@ -235,7 +236,7 @@ def test_a_change_while_the_dirty_runs_are_read_is_not_missed(
         wait_until_blocked(open_engine(race.url))
         change(race)
         other.commit()
-        assert planned.result(WAITED_MAX_S).evaluated >= 1
+        assert planned.result(WITHIN_S).evaluated >= 1
     monkeypatch.undo()
     race.one.scheduling.plan(race.epoch)
     assert race.states() == states

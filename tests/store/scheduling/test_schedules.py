@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from tests.store import ends
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, register
+from tests.store.harness import QUEUES, Clock, OpenStore, Query, register
 from tests.supervisor.tasks_harness import event_of
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import decode_value
@@ -182,7 +183,7 @@ def test_two_schedulers_make_each_run_once(postgres_url: str, secrets: Any) -> N
 
     def work(_: int) -> None:
         with Store(open_engine(postgres_url), secrets=secrets, clock=world.clock) as store:
-            barrier.wait(WAITED_MAX_S)
+            barrier.wait(WITHIN_S)
             for _ in range(20):
                 made.extend(store.scheduling.create_due_runs(world.epoch, limit=2).made)
 
@@ -342,7 +343,7 @@ def test_two_schedulers_give_each_event_one_run(postgres_url: str, secrets: Any)
         with Store(open_engine(postgres_url), secrets=secrets, clock=world.clock) as store:
             if number == 0:
                 store.claimed_triggers(world.epoch)
-            barrier.wait(WAITED_MAX_S)
+            barrier.wait(WITHIN_S)
             for index in range(30):
                 if number == 0:
                     store.store_slice(world.epoch, events=[event_of(x, index, index=index)])

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from tests.store import ends
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, register
+from tests.store.harness import QUEUES, Clock, OpenStore, Query, register
 from tests.store.scheduling.test_schedules import no_query
 from tests.store.signals.rules_harness import GO, is_, ruled
 from tests.store.signals.test_sending import new
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.rules import SignalRule
@@ -248,7 +249,7 @@ def test_of_several_supervisors_one_makes_the_run_of_a_signal(postgres_url: str,
     def work(number: int) -> list[Any]:
         made = []
         with Store(open_engine(postgres_url), secrets=secrets, clock=dags.clock) as store:
-            barrier.wait(WAITED_MAX_S)
+            barrier.wait(WITHIN_S)
             for index in range(30):
                 if number == 0:
                     store.signals.send([new("go", index)])
@@ -419,7 +420,7 @@ def test_of_several_who_start_a_run_one_does_and_each_signal_counts(postgres_url
 
     def send(number: int) -> str | None:
         with Store(open_engine(postgres_url), secrets=secrets, clock=dags.clock) as store:
-            barrier.wait(WAITED_MAX_S)
+            barrier.wait(WITHIN_S)
             return store.signals.send_and_start([new("go", number)], "d")[1]
 
     with ThreadPoolExecutor(4) as pool:

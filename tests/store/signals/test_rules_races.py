@@ -10,11 +10,12 @@ import msgspec
 import pytest
 from sqlalchemy import select
 from tests.store import ends
-from tests.store.harness import WAITED_MAX_S, Clock, wait_until_blocked
+from tests.store.harness import Clock, wait_until_blocked
 from tests.store.signals.rules_harness import AGAIN, GO, HALT, PLAIN, Jobs, is_, ruled
 from tests.store.signals.test_sending import new
 from tests.store.tasks.test_task_races import Race
 from tests.supervisor.tasks_harness import S, Tasks, body
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import DagSpec
 from headgate.protocol.messages.rules import SignalRule
@@ -169,7 +170,7 @@ def test_a_stop_by_hand_and_a_run_that_ends_its_endless_tasks_do_not_wait_for_ea
             asked = pool.submit(ask)
             wait_until_blocked(open_engine(meeting.url))
             subscriptions.ask(tx, meeting.jobs.tasks.run, instance, "STOP")
-        assert asked.result(WAITED_MAX_S)
+        assert asked.result(WITHIN_S)
 
 
 def test_a_run_that_is_created_while_a_key_is_forgotten_counts_its_new_versions(meeting: Meeting) -> None:
@@ -181,7 +182,7 @@ def test_a_run_that_is_created_while_a_key_is_forgotten_counts_its_new_versions(
             assert body(meeting.one.signals.forget)(tx, "go") == 3
             created = pool.submit(meeting.two.tasks.create_run, "etl", "r2")
             wait_until_blocked(open_engine(meeting.url))
-        run = created.result(WAITED_MAX_S)
+        run = created.result(WITHIN_S)
     assert run is not None
     meeting.jobs.tasks.run = run
     meeting.jobs.send("go", "anew")

@@ -6,8 +6,9 @@ import threading
 from typing import Any
 
 import pytest
-from tests.store.harness import WAITED_MAX_S, Clock, OpenStore, Query, wait_until_blocked
+from tests.store.harness import Clock, OpenStore, Query, wait_until_blocked
 from tests.supervisor.tasks_harness import Tasks
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages import signals as wire
 from headgate.protocol.messages.signals import SentSignal, SignalSend
@@ -176,7 +177,7 @@ def test_many_who_send_to_the_same_keys_leave_no_gap(open_store: OpenStore, stor
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAITED_MAX_S)
+        thread.join(WITHIN_S)
     assert failed == []
     for key in ("a", "b"):
         found = versions(store, key)
@@ -231,6 +232,6 @@ def test_who_sends_to_a_key_waits_for_the_commit_of_another(
             thread.start()
             wait_until_blocked(one.database.engine)
             assert sent == []
-        thread.join(WAITED_MAX_S)
+        thread.join(WITHIN_S)
         assert sent == [SentSignal(2, True)]
         assert versions(one, "a") == [(1, "first"), (2, "second")]

@@ -6,10 +6,11 @@ import threading
 from typing import Any
 
 import pytest
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query
+from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.store.signals.test_retention import clean
 from tests.store.signals.test_sending import new, versions
 from tests.supervisor.tasks_harness import S, Tasks, clear, instance_of, task_states
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import DagSpec, StartTrigger, TaskSpec
 from headgate.protocol.messages.signals import SIGNAL_TRIGGER, Predicate, SentSignal, SignalWait, Since
@@ -295,10 +296,10 @@ def test_every_wait_ends_while_others_send_begin_and_consider(
     for thread in (*threads, sender):
         thread.start()
     waits.tasks.plan()
-    sender.join(WAITED_MAX_S)
+    sender.join(WITHIN_S)
     done.set()
     for thread in threads:
-        thread.join(WAITED_MAX_S)
+        thread.join(WITHIN_S)
     assert failed == []
     waits.consider()
     assert set(waits.states().values()) == {S.SUCCESS}

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from tests.store import ends
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, wait_until_blocked
+from tests.store.harness import QUEUES, Clock, OpenStore, Query, wait_until_blocked
 from tests.supervisor.tasks_harness import WAIT, Tasks, body, clear, event_of, task_states
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.steps import Emitted, StepSucceeded, XCom
@@ -50,7 +51,7 @@ class Race(Tasks):
                 assert first(tx) not in (None, False, [])
                 future: Future[Any] = pool.submit(second)
                 wait_until_blocked(open_engine(self.url))
-            return future.result(WAITED_MAX_S)
+            return future.result(WITHIN_S)
 
     def second_passes_over(self, first: Callable[[LeasedTx], object], second: Callable[[], Any]) -> Any:
         """The same where the second one does not wait for what is locked."""
@@ -294,5 +295,5 @@ def test_a_later_task_that_has_emitted_is_not_locked_first(
             stored = pool.submit(one.tasks.store_ends, tasks.epoch, ends)
             wait_until_blocked(open_engine(database_url))
             task_rows.locked(tx, b.id)
-        assert stored.result(WAITED_MAX_S) == [S.SUCCESS, S.SUCCESS]
+        assert stored.result(WITHIN_S) == [S.SUCCESS, S.SUCCESS]
     assert set(task_states(one, tasks.run).values()) == {S.SUCCESS}

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
-from tests.store.harness import QUEUES, WAITED_MAX_S, OpenStore, add, register, wait_until_blocked
+from tests.store.harness import QUEUES, OpenStore, add, register, wait_until_blocked
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.dags import AssetSchedule, DagSpec, TaskSpec
 from headgate.protocol.messages.runner import FiredEvent
@@ -136,7 +137,7 @@ def test_a_slice_in_flight_is_waited_for_and_has_the_smaller_ids(two: Two) -> No
         with two.owner.database.leased(two.epoch) as tx:  # no event yet: the hand must not get ahead of it either
             waits = two.blocks(pool, lambda: put(two.user, two.trigger_id))
             insert_events(tx, [fired(two.trigger_id, "slice")], {})
-        waits.result(WAITED_MAX_S)
+        waits.result(WITHIN_S)
     assert runs_in_order(two.user) == ["slice", "by hand"]
 
 
@@ -146,7 +147,7 @@ def test_a_slice_waits_for_what_is_written_by_hand(two: Two) -> None:
         with writing_by_hand(two.user.database, two.trigger_id) as tx:
             insert_events(tx, [fired(two.trigger_id, "by hand")], {})
             waits = two.blocks(pool, lambda: store_slice(two, fired(two.trigger_id, "slice")))
-        waits.result(WAITED_MAX_S)
+        waits.result(WITHIN_S)
     assert runs_in_order(two.user) == ["by hand", "slice"]
 
 
@@ -161,18 +162,18 @@ def test_after_a_claim_in_flight_the_slices_of_the_new_owner_wait(two: Two) -> N
         with writing_by_hand(two.user.database, two.trigger_id) as tx:
             insert_events(tx, [fired(two.trigger_id, "by hand")], {})
             inserted.set()
-            assert goes_on.wait(WAITED_MAX_S)
+            assert goes_on.wait(WITHIN_S)
 
     with ThreadPoolExecutor(2) as pool:
         with two.owner.database.leased(two.epoch) as tx:
             (row,) = leases.claim(tx, limit=1, room=1, is_idle=False, queues=QUEUES)
             assert row.id == two.trigger_id
             hand = two.blocks(pool, by_hand)
-        assert inserted.wait(WAITED_MAX_S)
+        assert inserted.wait(WITHIN_S)
         waits = two.blocks(pool, lambda: store_slice(two, fired(two.trigger_id, "slice")))
         goes_on.set()
-        hand.result(WAITED_MAX_S)
-        waits.result(WAITED_MAX_S)
+        hand.result(WITHIN_S)
+        waits.result(WITHIN_S)
     assert runs_in_order(two.user) == ["by hand", "slice"]
 
 
@@ -187,7 +188,7 @@ def test_writers_by_hand_of_a_trigger_without_owner_wait_for_each_other(two: Two
         with writing_by_hand(two.user.database, two.trigger_id) as tx:
             waits = two.blocks(pool, lambda: put(two.owner, two.trigger_id, "second"))
             insert_events(tx, [fired(two.trigger_id, "first")], {})
-        waits.result(WAITED_MAX_S)
+        waits.result(WITHIN_S)
     assert runs_in_order(two.user) == ["first", "second"]
 
 
@@ -208,7 +209,7 @@ def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_miss
 
     def owner(name: str) -> int:
         store, stored = open_store(), 0
-        start.wait(WAITED_MAX_S)
+        start.wait(WITHIN_S)
         while stored < EVENTS:
             epoch = register(store)
             if store.claim_triggers(epoch, limit=1, queues=QUEUES):
@@ -228,7 +229,7 @@ def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_miss
 
     def hand(name: str) -> int:
         store, stored = open_store(), 0
-        start.wait(WAITED_MAX_S)
+        start.wait(WITHIN_S)
         while stored < EVENTS:
             try:
                 put(store, id_, name, stored)
@@ -239,7 +240,7 @@ def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_miss
 
     def reader() -> list[int]:
         store, seen = open_store(), [0]
-        start.wait(WAITED_MAX_S)
+        start.wait(WITHIN_S)
         while True:
             is_last = over.is_set()
             found = select(trigger_event.c.id).where(trigger_event.c.trigger_id == id_, trigger_event.c.id > seen[-1])
@@ -252,11 +253,11 @@ def test_owners_that_change_and_writers_by_hand_never_deadlock_and_a_reader_miss
         reads = pool.submit(reader)
         writes = [pool.submit(owner, f"owner {number}") for number in range(2)]
         writes += [pool.submit(hand, f"hand {number}") for number in range(WRITERS)]
-        errors: list[BaseException | None] = [write.exception(WAITED_MAX_S) for write in writes]
+        errors: list[BaseException | None] = [write.exception(WITHIN_S) for write in writes]
         over.set()
         assert not any(isinstance(error, StoreError) for error in errors), errors  # a deadlock is `DatabaseAway`
         assert [write.result() for write in writes] == [EVENTS] * len(writes)
-        seen = reads.result(WAITED_MAX_S)
+        seen = reads.result(WITHIN_S)
     with setup.database.reading() as tx:
         stored = list(tx.connection.execute(select(trigger_event.c.id).order_by(trigger_event.c.id)).scalars())
     assert seen == stored

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import select, update
-from tests.store.harness import QUEUES, WAITED_MAX_S, OpenStore, Query, add, register, wait_until_blocked
+from tests.store.harness import QUEUES, OpenStore, Query, add, register, wait_until_blocked
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.errors import ValueNotSerializable
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
@@ -252,6 +253,6 @@ def test_a_change_while_its_owner_reads_is_found_by_the_next_poll(open_store: Op
             tx.connection.execute(update(trigger).where(trigger.c.id == trigger_id).values(changed_at=None))
             changing = pool.submit(user.change_watcher, "a", kwargs={"size": 2})
             wait_until_blocked(open_engine(database_url))
-        changing.result(WAITED_MAX_S)
+        changing.result(WITHIN_S)
     assert owner.poll(epoch, QUEUES).changed == [trigger_id]
     assert decode_value(owner.take_changes(epoch, [trigger_id])[0].kwargs or b"") == {"size": 2}

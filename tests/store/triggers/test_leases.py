@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import insert, select
-from tests.store.harness import QUEUES, WAITED_MAX_S, Clock, OpenStore, Query, add, register, wait_until_blocked
+from tests.store.harness import QUEUES, Clock, OpenStore, Query, add, register, wait_until_blocked
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.runner import FiredEvent, RedeliveryEnd
 from headgate.protocol.values import encode_value
@@ -224,7 +225,7 @@ def test_a_write_that_meets_a_fencing_half_done_waits_and_is_refused(
             write: Future[object] = pool.submit(writes(victim, epoch)[verb])
             wait_until_blocked(open_engine(postgres_url))
         with pytest.raises(LeaseLost):
-            write.result(WAITED_MAX_S)
+            write.result(WITHIN_S)
 
 
 def test_two_that_fence_each_other_at_once_do_not_wait_for_each_other(postgres_url: str, secrets: Any) -> None:
@@ -332,7 +333,7 @@ def test_supervisors_that_claim_at_once_never_get_the_same_trigger(open_store: O
 
     def claim_all(store: Store, epoch: Epoch) -> list[int]:
         mine: list[int] = []
-        start.wait(WAITED_MAX_S)
+        start.wait(WITHIN_S)
         while store.poll(epoch, QUEUES).claimable:
             mine += claim_ids(store, epoch, limit=3)
         return mine
@@ -382,7 +383,7 @@ def test_an_owner_unknown_to_the_claims_snapshot_is_taken_for_alive(postgres_url
                 assert [row.id for row in claimed] == [id_]
                 claim = pool.submit(claim_without_skipping, one, first)
                 wait_until_blocked(open_engine(postgres_url))
-            assert claim.result(WAITED_MAX_S) == []
+            assert claim.result(WITHIN_S) == []
         assert [claimed.id for claimed in two.claimed_triggers(second)] == [id_]
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
-from tests.store.harness import QUEUES, WAITED_MAX_S, OpenStore, Query, add, register, wait_until_blocked
+from tests.store.harness import QUEUES, OpenStore, Query, add, register, wait_until_blocked
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger
 from headgate.store.db.engine import open_engine
@@ -481,5 +482,5 @@ def test_a_sign_off_waits_for_a_user_who_moves_a_trigger_and_neither_gives_up(
 
         monkeypatch.setattr(changes, "_locked", left_meanwhile)
         user.change_watcher("one", queue="other")
-        left[0].result(WAITED_MAX_S)
+        left[0].result(WITHIN_S)
     assert owners(user) == {"d1": {None}}

@@ -12,6 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import WITHIN_S
+
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
 from headgate.protocol.messages.worker import FileParsed, Step, StepEnded, WorkerSettings
 from headgate.supervisor.children.process import ChildProcess, scrub, start_worker
@@ -21,7 +23,6 @@ from headgate.supervisor.executors.file_parser import FileParser
 from headgate.supervisor.executors.local import LocalExecutor
 
 PARSE_S_MAX = 30.0  # of a parser
-WAIT_S = 60.0  # for processes to do what they are about to do
 
 HEAD = """
 import os, sys, signal, time, ctypes, threading, subprocess, logging
@@ -118,9 +119,9 @@ class Loop:
 
     def until(self, is_so: Callable[[], Any], what: str) -> None:
         """Turn until something is so."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WITHIN_S
         while not is_so():
-            assert time.monotonic() < deadline, f"{what}: not within {WAIT_S:g} s; {self.events} {self.output}"
+            assert time.monotonic() < deadline, f"{what}: not within {WITHIN_S:g} s; {self.events} {self.output}"
             # Not all that is waited for wakes the loop: a file does not.
             self.turn(0.05)
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import WITHIN_S
 
 from headgate.store.ids import TryName
 from headgate.supervisor.logs import task_log_files
 from headgate.supervisor.logs.task_log_deletion import delete_logs
 from headgate.supervisor.logs.task_log_files import SEGMENT_SHARE_BYTES_MAX, follow, read, read_on, tries
 from headgate.supervisor.logs.task_logs import TaskLogs
-
-WAIT_S = 20.0  # for a thread to do what it is about to do
 
 
 def instance(index: int, try_number: int = 1) -> TryName:
@@ -49,7 +48,7 @@ def test_a_thousand_instances_share_a_file_and_each_is_read_alone(logs: TaskLogs
         logs.write(instance(index), at(1, f"first of {index}") | {"of": "the author's"})
         logs.write(instance(index, 2), at(2, f"second of {index}"))
     logs.write(instance(1), at(3, "more"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     assert files(tmp_path) == ["0/7.jsonl", "1/7.jsonl"]
     assert events(tmp_path, 1) == [(1, "first of 1"), (1, "more"), (2, "second of 1")]
     assert events(tmp_path, 11, 2) == [(2, "second of 11")]
@@ -64,9 +63,9 @@ def test_what_a_try_logs_beyond_its_share_is_in_a_file_of_its_own(logs: TaskLogs
     for number in range(100):
         logs.write(instance(3), at(number // 2, f"{number} {line}"))
     logs.write(instance(4), at(1, "a neighbour"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     logs.write(instance(3), at(59, "the end"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     assert files(tmp_path) == ["0/3/1/7.jsonl", "0/7.jsonl"]
     assert (tmp_path / "etl/r/each/map/0/7.jsonl").stat().st_size < SEGMENT_SHARE_BYTES_MAX + 1000
     found = [event.partition(" ")[0] for _, event in events(tmp_path, 3)]
@@ -80,8 +79,8 @@ def test_what_two_supervisors_have_logged_is_merged_by_time(logs: TaskLogs, tmp_
     logs.write(instance(1), at(1, "a"))
     other.write(instance(1), at(2, "b"))
     logs.write(instance(1), at(3, "c"))
-    assert logs.flush(WAIT_S)
-    assert other.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
+    assert other.flush(WITHIN_S)
     other.close()
     assert events(tmp_path, 1) == [(1, "a"), (1, "b"), (1, "c")]
 
@@ -89,14 +88,14 @@ def test_what_two_supervisors_have_logged_is_merged_by_time(logs: TaskLogs, tmp_
 def test_a_follower_of_an_instance_sees_its_records_alone(logs: TaskLogs, tmp_path: Path) -> None:
     logs.write(instance(1), at(1, "before"))
     logs.write(instance(2), at(1, "of another"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     seen: list[tuple[int, str]] = []
 
     def is_over() -> bool:
         if len(seen) == 1:
             logs.write(instance(2), at(2, "of another"))
             logs.write(instance(1, 2), at(3, "the next try"))
-            assert logs.flush(WAIT_S)
+            assert logs.flush(WITHIN_S)
         return len(seen) == 2
 
     for record in follow(tmp_path, "etl", "r", "each", map_index=1, is_over=is_over):
@@ -107,11 +106,11 @@ def test_a_follower_of_an_instance_sees_its_records_alone(logs: TaskLogs, tmp_pa
 def test_a_reader_goes_on_behind_its_cursor(logs: TaskLogs, tmp_path: Path) -> None:
     logs.write(instance(2001), at(1, "a"))
     logs.write(instance(2002), at(1, "of another"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     found, cursor = read_on(tmp_path, instance(2001), None, bytes_max=10)
     assert [record["event"] for record in found] == ["a"]
     logs.write(instance(2001, 2), at(2, "b"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     found, cursor = read_on(tmp_path, instance(2001), cursor, bytes_max=1000)
     assert [(record["try_number"], record["event"]) for record in found] == [(2, "b")]
     assert read_on(tmp_path, instance(2001), cursor, bytes_max=1000) == ([], cursor)
@@ -126,14 +125,14 @@ def test_a_reader_need_not_wait_for_what_others_have_logged(
         for number in range(50):
             logs.write(instance(2), at(1, f"of another: {number}"))
         logs.write(instance(1), at(1, event))
-        assert logs.flush(WAIT_S)
+        assert logs.flush(WITHIN_S)
         found, cursor = read_on(tmp_path, instance(1), cursor, bytes_max=200)
         assert [record["event"] for record in found] == [event]
 
 
 def test_a_torn_line_costs_no_other(logs: TaskLogs, tmp_path: Path) -> None:
     logs.write(instance(1), at(1, "a"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     with (tmp_path / "etl/r/each/map/0/6.jsonl").open("wb") as torn:
         torn.write(
             b'{"of":"1.1","timestamp":"2026-11-25T10:00:02Z","event":"to\n{"of":"1.1","event":"b"}\nnothing\n{"of":"1'
@@ -147,7 +146,7 @@ def test_segments_are_deleted_with_their_run(logs: TaskLogs, tmp_path: Path) -> 
     for index in range(0, 3000, 500):
         logs.write(instance(index), at(1, "a"))
     logs.write(msgspec.structs.replace(instance(0), map_index=-1), at(1, "of the task itself"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     assert delete_logs(tmp_path, "etl", "r", is_tried_only=True) == 4
     assert delete_logs(tmp_path, "etl", "r") == 4
     assert not (tmp_path / "etl").exists()

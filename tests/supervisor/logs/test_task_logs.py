@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import WITHIN_S
 
 from headgate.store.ids import TryName
 from headgate.supervisor.logs import task_log_files, task_logs
@@ -21,7 +22,6 @@ from headgate.supervisor.logs.task_logs import TaskLogs
 
 A = TryName("etl", "manual__2026-11-20T10:00:00+00:00", "a", 1)
 B = TryName("etl", "manual__2026-11-20T10:00:00+00:00", "b", 1)
-WAIT_S = 20.0  # for a thread to do what it is about to do
 
 Open = Callable[..., TaskLogs]
 
@@ -61,7 +61,7 @@ def test_each_try_has_a_log_of_its_own_and_a_record_keeps_its_fields(open_logs: 
     logs.write(B, at(2, "other"), source="trigger")
     logs.say(A, "warning", "the worker is lost", reason="SIGKILL", pid=12)
     logs.output(A, "from C: \\xff\x00")
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     begun, lost, raw = records(tmp_path)
     assert begun == {**at(1, "begun"), "logger": "author", "source": "task", "rows": [1, {"x": None}], "try_number": 1}
     assert lost["timestamp"].endswith("Z")
@@ -78,7 +78,7 @@ def test_tries_are_told_apart_and_read_one_after_the_other(open_logs: Open, tmp_
     logs = open_logs()
     for number in (1, 2, 11):
         logs.write(TryName("d", "r", "t", number), at(9, f"try {number}"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     assert tries(tmp_path, "d", "r", "t") == [1, 2, 11]
     told = [(record["event"], record["try_number"]) for record in read(tmp_path, "d", "r", "t")]
     assert told == [("try 1", 1), ("try 2", 2), ("try 11", 11)]
@@ -96,7 +96,7 @@ def test_no_value_costs_a_record(open_logs: Open, tmp_path: Path, value: Any) ->
     logs.write(A, at(1, "before"))
     logs.write(A, {"event": "odd", "value": value})
     logs.write(A, at(1, "after"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     assert events(tmp_path) == ["before", "odd", "after"]
 
 
@@ -104,7 +104,7 @@ def test_a_flood_is_whole(open_logs: Open, tmp_path: Path) -> None:
     logs = open_logs()
     for number in range(100_000):
         logs.write(A, at(1, f"line {number} " + "x" * 100))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     assert [event.split()[1] for event in events(tmp_path)] == [str(number) for number in range(100_000)]
 
 
@@ -115,7 +115,7 @@ def test_more_files_than_may_be_open(open_logs: Open, tmp_path: Path, monkeypatc
     for turn in range(3):
         for name in names:
             logs.write(name, at(turn, f"turn {turn}"))
-        assert logs.flush(WAIT_S)
+        assert logs.flush(WITHIN_S)
     held = [link for link in map(os.readlink, _descriptors()) if str(tmp_path) in link]
     assert len(held) == 3
     for name in names:
@@ -170,7 +170,7 @@ def test_a_try_of_any_name_is_written_and_read(open_logs: Open, tmp_path: Path, 
     name = TryName(odd, odd, odd, 3)
     logs = open_logs()
     logs.write(name, at(1, "here"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     assert events(tmp_path, name) == ["here"]
     assert len(list(tmp_path.rglob("*.jsonl"))) == 1
 
@@ -184,15 +184,15 @@ def test_what_two_supervisors_wrote_is_merged_by_time_and_each_keeps_its_order(o
         first.write(A, at(second_, event))
     for second_, event in ((2, "x"), (3, "y"), ("03.500001", "z"), (9, "end")):
         second.write(A, at(second_, event))
-    assert first.flush(WAIT_S)
-    assert second.flush(WAIT_S)
+    assert first.flush(WITHIN_S)
+    assert second.flush(WITHIN_S)
     assert events(tmp_path) == ["a", "x", "y", "b", "late b", "z", "c", "end"]
 
 
 def test_half_a_line_is_shown_as_far_as_it_is_there_and_costs_no_other(open_logs: Open, tmp_path: Path) -> None:
     logs = open_logs()
     logs.write(A, at(1, "whole"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     with file_of(tmp_path, A, 7).open("ab") as file:
         file.write(b'{"timestamp": "2026-11-20T10:00:02Z", "event": "ha\xff')
     whole, half = records(tmp_path)
@@ -214,9 +214,9 @@ def test_a_log_over_its_limit_keeps_its_beginning_and_its_end_and_says_what_is_m
     for number in range(1000):
         logs.write(A, at(1, f"line {number}"))
         if number % 100 == 0:
-            assert logs.flush(WAIT_S)
+            assert logs.flush(WITHIN_S)
             logs.write(B, at(1, "takes the only descriptor"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     told = events(tmp_path)
     (gap,) = (event for event in told if "left out" in event)
     at_gap = told.index(gap)
@@ -235,7 +235,7 @@ def test_a_log_that_just_exceeds_its_limit_lacks_nothing(open_logs: Open, tmp_pa
     logs = open_logs(bytes_max=1000)
     for number in range(20):
         logs.write(A, at(1, f"line {number}"))
-    assert logs.flush(WAIT_S)
+    assert logs.flush(WITHIN_S)
     assert events(tmp_path) == [f"line {number}" for number in range(20)]
     assert len(list(tmp_path.rglob("*.jsonl"))) == 2
 
@@ -250,7 +250,7 @@ class SlowDisk:
 
         def slow_append(file: Any, data: bytes) -> None:
             self.entered.release()
-            assert self.permitted.acquire(timeout=WAIT_S)
+            assert self.permitted.acquire(timeout=WITHIN_S)
             append(file, data)
 
         monkeypatch.setattr(task_logs._File, "append", slow_append)
@@ -267,7 +267,7 @@ def test_nobody_waits_for_a_disk_that_hangs_and_what_is_dropped_is_said_where_it
     disk = SlowDisk(monkeypatch)
     logs = open_logs()
     logs.write(A, at(1, "first"))
-    assert disk.entered.acquire(timeout=WAIT_S)
+    assert disk.entered.acquire(timeout=WITHIN_S)
     for number in range(3):
         logs.write(A, at(1, str(number)))
     for _ in range(5):
@@ -307,7 +307,7 @@ def test_what_a_disk_refuses_is_written_once_it_takes_it_in_order_and_it_is_said
     for number in range(5):
         logs.write(A, at(1, str(number)))
         logs.write(other, at(1, str(number)))
-        logs.flush(WAIT_S)
+        logs.flush(WITHIN_S)
     in_the_way.unlink()
     logs.write(A, at(1, "5"))
     logs.close()
@@ -328,7 +328,7 @@ def test_what_is_held_is_bounded_and_the_rest_is_counted(
     logs = open_logs()
     for number in range(100):
         logs.write(A, at(1, f"line {number}"))
-    logs.flush(WAIT_S)
+    logs.flush(WITHIN_S)
     in_the_way.unlink()
     logs.close()
     *kept, note = records(tmp_path)
@@ -384,7 +384,7 @@ def test_a_follower_sees_what_is_there_and_what_comes_from_anybody_and_ends_when
     follower = follow(tmp_path / "logs", A.dag_id, A.run_id, A.task_id, is_over=lambda: is_over)
     (tmp_path / "logs").symlink_to(tmp_path)
     first.write(A, at(1, "before"))
-    assert first.flush(WAIT_S)
+    assert first.flush(WITHIN_S)
     assert next(follower)["event"] == "before"
 
     writer = threading.Thread(target=lambda: second.write(A, at(2, "by another")))
@@ -398,7 +398,7 @@ def test_a_follower_sees_what_is_there_and_what_comes_from_anybody_and_ends_when
     assert (record["event"], record["try_number"]) == ("the next try", 2)
     writer.join()
     first.write(again, at(4, "last words"))
-    assert first.flush(WAIT_S)
+    assert first.flush(WITHIN_S)
     is_over = True
     assert [record["event"] for record in follower] == ["last words"]
 
@@ -417,10 +417,10 @@ def test_a_follower_of_a_task_that_has_not_begun_waits_for_it(
     follower = follow(tmp_path, A.dag_id, A.run_id, A.task_id, 1, is_over=is_over)
     thread = threading.Thread(target=lambda: got.append(next(follower)))
     thread.start()
-    assert asked.wait(WAIT_S)  # there was nothing
+    assert asked.wait(WITHIN_S)  # there was nothing
     logs = open_logs()
     logs.write(A, at(1, "begun"))
-    thread.join(WAIT_S)
+    thread.join(WITHIN_S)
     assert [record["event"] for record in got] == ["begun"]
 
 
@@ -447,7 +447,7 @@ def test_a_follower_follows_a_log_over_its_limit(
     follower = follow(tmp_path, A.dag_id, A.run_id, A.task_id, 1, is_over=lambda: is_over)
     for number in range(100):
         logs.write(A, at(1, f"line {number}"))
-        assert logs.flush(WAIT_S)
+        assert logs.flush(WITHIN_S)
         assert next(follower)["event"] == f"line {number}"
     is_over = True
     assert list(follower) == []

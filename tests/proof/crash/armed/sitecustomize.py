@@ -11,7 +11,7 @@ import importlib
 import os
 import time
 
-HELD_S_MAX = 60.0  # a harness that is gone releases nobody
+HELD_S_MAX = 300.0  # a harness that is gone releases nobody
 LOOK_INTERVAL_S = 0.001
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.proof.crash.processes import wait_until
 from tests.proof.crash.truth import Truth
 from tests.proof.crash.workload import Fault, Workload
+from tests.waiting import wait_until
 
 from headgate.protocol.marks import MARKS, POISON_MARKS, REDELIVERY_MARKS, RUNAWAY_MARKS, Mark
 from headgate.store.store import Store

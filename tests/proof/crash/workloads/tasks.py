@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-from tests.proof.crash.processes import wait_until
 from tests.proof.crash.truth import Checker, RecordT, ReportT, Truth
 from tests.proof.crash.workload import Fault, Workload
 from tests.proof.history import task_history
 from tests.proof.history.findings import TERMINAL
 from tests.proof.history.task_records import Fault as FaultRecord
 from tests.proof.history.task_records import LeftBehind, Looked, Made, Row, decode_lines, name_of
+from tests.waiting import wait_until
 
 from headgate.protocol.marks import BELL_MARKS, MARKS, TASK_MARKS, Mark
 from headgate.testing.crash.journal import JournalReader

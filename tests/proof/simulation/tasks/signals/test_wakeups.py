@@ -37,7 +37,6 @@ def findings(name: FamilyName, seed: int) -> list[str]:
     return list(map(str, judging.judge(msgspec.structs.replace(plan, faults=()))))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SEEDS)
 def test_nothing_waits_for_a_poll(name: FamilyName) -> None:
     found = {seed: some for seed in SEEDS[name] if (some := findings(name, seed))}
