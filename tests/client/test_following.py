@@ -151,13 +151,14 @@ def test_supervisors_notify_readers_only_while_there_are_any(
 ) -> None:
     monkeypatch.setattr(changes, "FOLLOWERS_LOOK_S", 0.0)
     told: list[list[int]] = []
-    real = changes.notify_readers
+    real = changes.notify
 
-    def note(connection: Any, news: Any, ids: Any) -> None:
-        told.append(sorted(ids))
-        real(connection, news, ids)
+    def note(connection: Any, rings: Any) -> None:
+        if "events" in rings:
+            told.append(sorted(rings["events"]))
+        real(connection, rings)
 
-    monkeypatch.setattr(changes, "notify_readers", note)
+    monkeypatch.setattr(changes, "notify", note)
     on_server.store_events("nobody waits")
     with client_of(on_server.store) as reader:
         assert payloads(reader.follow("orders", idle_s=0.0)) == ["nobody waits"]
@@ -220,8 +221,8 @@ def test_many_triggers_of_one_slice_wake_every_reader(on_server: Watched) -> Non
         assert database.listen_for("events")
         assert not database.listen_for("events")
         with on_server.store.database.writing() as tx:
-            changes.notify_readers(tx.connection, "events", range(10**12, 10**12 + changes.IDS_NAMED_MAX + 1))
+            tx.notify_readers(range(10**12, 10**12 + changes.IDS_NAMED_MAX + 1))
         assert database.wait_for("events", WITHIN_S, lambda trigger_id: False)
         with on_server.store.database.writing() as tx:
-            changes.notify_readers(tx.connection, "events", range(10**12, 10**12 + changes.IDS_NAMED_MAX))
+            tx.notify_readers(range(10**12, 10**12 + changes.IDS_NAMED_MAX))
         assert not database.wait_for("events", 0.05, lambda trigger_id: False)

@@ -21,13 +21,13 @@ from __future__ import annotations
 import select
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, LiteralString, Protocol, cast
 
 from sqlalchemy import Connection
 
-from headgate.store.db.bells import Bell, Bells
+from headgate.store.db.bells import Bell, Bells, Kind
 from headgate.store.db.prepared import driver_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,12 @@ News = Literal["events", "signals"]  # what readers wait for: events of triggers
 
 EVENTS_CHANNEL = "headgate_events"  # of PostgreSQL's notifications: the triggers that have new events, or nothing: any
 SIGNALS_CHANNEL = "headgate_signals"  # the same of the keys that have new versions
-_CHANNELS: Final[dict[News, LiteralString]] = {"events": EVENTS_CHANNEL, "signals": SIGNALS_CHANNEL}
+_CHANNELS: Final[dict[Kind, LiteralString]] = {
+    "changes": CHANNEL,
+    "events": EVENTS_CHANNEL,
+    "signals": SIGNALS_CHANNEL,
+}
+_NOTIFY: Final = [f"SELECT {', '.join(['pg_notify(%s, %s)'] * count)}" for count in range(len(_CHANNELS) + 1)]
 FOLLOWERS_LOCK = 0x68676576  # "hgev": the advisory lock of PostgreSQL that readers share while they listen
 FOLLOWERS_LOOK_S = 1.0  # a new reader gets no notification for so long, so it looks by itself meanwhile
 IDS_NAMED_MAX = 350  # in one notification, which has room for 8,000 bytes: an id has at most 20, with its comma
@@ -102,10 +107,16 @@ class Doorbell:
         self._ready.close()
 
 
-def notify(connection: Connection) -> None:
-    """PostgreSQL: report a change to the listeners of others, once the transaction is committed."""
-    if connection.dialect.name == "postgresql":
-        driver_of(connection).execute(f"NOTIFY {CHANNEL}")
+def notify(connection: Connection, rings: Mapping[Kind, Collection[int]]) -> None:
+    """PostgreSQL: report changes to the listeners of others, once the transaction is committed.
+
+    ``rings`` has the ids that have news, the triggers with new events and the keys with new versions; none: any may.
+    """
+    if rings and connection.dialect.name == "postgresql":
+        told: list[str] = []
+        for kind, ids in rings.items():
+            told += _CHANNELS[kind], ",".join(map(str, sorted(ids))) if len(ids) <= IDS_NAMED_MAX else ""
+        driver_of(connection).execute(_NOTIFY[len(rings)], told)
 
 
 def listen(connection: Connection, bells: Bells | None) -> ChangeListener:
@@ -151,13 +162,6 @@ class Followers:
             self._look_at = now + FOLLOWERS_LOOK_S
             (self._are_there,) = driver_of(connection).execute(_HAS_FOLLOWERS).fetchone()
         return self._are_there
-
-
-def notify_readers(connection: Connection, news: News, ids: Collection[int]) -> None:
-    """PostgreSQL: report new events of these triggers, or new versions of these keys, once it is committed."""
-    if connection.dialect.name == "postgresql":
-        named = ",".join(map(str, sorted(ids))) if len(ids) <= IDS_NAMED_MAX else ""
-        driver_of(connection).execute("SELECT pg_notify(%s, %s)", (_CHANNELS[news], named))
 
 
 class NewsListener:

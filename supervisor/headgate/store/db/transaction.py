@@ -129,7 +129,8 @@ class Tx:
         self._now = now
         self._dirty_runs: set[DagRunId] = set()
         self._key: str | None = None  # that encrypts, once its row is locked
-        self.rings: set[Kind] = set()  # the bells of others that are rung when this is committed
+        # The bells of others that are rung when this is committed, each with the ids that have news; none: any may.
+        self.rings: dict[Kind, frozenset[int]] = {}
         self.actor: Actor | None = None  # the user for whom this is done; None: a supervisor, or a program
         self.has_acted = False
         self.written: Written | None = None  # the row of the audit that was written last, maybe by an earlier one
@@ -154,19 +155,20 @@ class Tx:
 
     def notify(self) -> None:
         """Make other supervisors query the database, once this is committed (`headgate.store.db.changes`)."""
-        if "changes" not in self.rings:
-            self.rings.add("changes")
-            changes.notify(self.connection)
+        self._ring("changes", ())
 
     def notify_readers(self, trigger_ids: Collection[int]) -> None:
         """Make readers look for new events of these triggers, once this is committed."""
-        self.rings.add("events")
-        changes.notify_readers(self.connection, "events", trigger_ids)
+        self._ring("events", trigger_ids)
 
     def notify_listeners(self, key_ids: Collection[int]) -> None:
         """Make listeners look for new versions of these keys of signals, once this is committed."""
-        self.rings.add("signals")
-        changes.notify_readers(self.connection, "signals", key_ids)
+        self._ring("signals", key_ids)
+
+    def _ring(self, kind: Kind, ids: Collection[int]) -> None:
+        named = self.rings.get(kind)
+        is_any = not ids or (named is not None and not named)
+        self.rings[kind] = frozenset() if is_any else frozenset(ids).union(named or ())
 
     def act(
         self,
@@ -213,8 +215,13 @@ class Tx:
         """Take `mark_run_dirty` back: this transaction has itself evaluated the run."""
         self._dirty_runs.discard(dag_run)
 
+    def finish(self) -> None:
+        """Write the dirty flags, and have the server ring the bells; the last thing a transaction does."""
+        self.flush()
+        changes.notify(self.connection, self.rings)
+
     def flush(self) -> None:
-        """Write the dirty flags; the last thing a transaction does.
+        """Write the dirty flags, which nothing but the bells follows.
 
         A flag is written even if it is set: if the scheduler evaluates the run at this moment, this waits until it has
         done so, and makes it evaluate again. In order of their ids, so that two transactions that flag the same runs do
@@ -286,7 +293,7 @@ class Database:
             now = lock_lease(connection, epoch, self.clock)
             tx = LeasedTx(connection, self.secrets, self.clock, now, self.passed_over, epoch)
             yield tx
-            tx.flush()
+            tx.finish()
         self._ring(tx)
 
     @contextmanager
@@ -304,7 +311,7 @@ class Database:
             tx = Tx(connection, self.secrets, self.clock, None, self.passed_over)
             tx.actor, tx.written = self.actor, self._written
             yield tx
-            tx.flush()
+            tx.finish()
             if self.actor is not None and not tx.has_acted:
                 raise Unaudited("a transaction of a user was to write without a row in the audit")
         self._written = tx.written

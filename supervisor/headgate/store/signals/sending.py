@@ -9,7 +9,7 @@ for each other; after the rows of tasks, and before those of runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -105,7 +105,12 @@ _NEWEST_AT = (
     .where(signal.c.key_id == bindparam("of_id"), signal.c.version == bindparam("version"))
     .scalar_subquery()
 )
-_MOMENT = Prepared(select(DatabaseNow(), _NEWEST_AT))
+_FIRST = (
+    select(signal.c.version)
+    .where(signal.c.key_id == bindparam("of_id"), signal.c.dedup == bindparam("dedup"))
+    .scalar_subquery()
+)
+_LOOK = Prepared(select(DatabaseNow(), _NEWEST_AT, _FIRST))
 _DEDUP = Kind(signal, ("key_id", "dedup"))
 _NEW = Kind(signal, ("key_id", "version", "value", "dedup", "dag_run_id", "sender", "sent_at"))
 
@@ -120,13 +125,16 @@ def send(tx: Tx, signals: Sequence[NewSignal], *, is_limited: bool = True) -> li
     for index, one in enumerate(signals):
         by_address.setdefault((one.namespace, one.key), []).append(index)
     sent: dict[int, SentSignal] = {}
-    keys = {}
+    keys: dict[Address, _Key] = {}
+    moments: list[datetime] = []
     for address, indexes in sorted(by_address.items()):
         keys[address] = key = _locked(tx, address, is_limited=is_limited)
-        sent |= _versions(tx, key, {index: signals[index] for index in indexes})
+        moment, versions = _look(tx, key, sorted({signals[index].dedup for index in indexes}))
+        moments.append(moment)
+        sent |= _versions(key, versions, {index: signals[index] for index in indexes})
     new = [(one, sent[index].version) for index, one in enumerate(signals) if sent[index].is_new]
     if new:
-        now = bound(tx.connection, _moment(tx, keys.values()))
+        now = bound(tx.connection, max(moments))
         rows = [
             (keys[one.namespace, one.key].id, version, one.value, one.dedup, one.dag_run, one.sender, now)
             for one, version in new
@@ -174,10 +182,26 @@ def _count_keys(tx: Tx) -> int:
     return int(tx.connection.execute(select(func.count()).select_from(signal_key)).scalar_one())
 
 
-def _versions(tx: Tx, key: _Key, signals: Mapping[int, NewSignal]) -> dict[int, SentSignal]:
-    """Return which version of a locked key each of these signals is."""
-    wanted = sorted({(key.id, one.dedup) for one in signals.values()})
-    versions: dict[str, int] = dict(find(tx.connection, _DEDUP, wanted, returning=("dedup", "version")))
+def _look(tx: Tx, key: _Key, dedups: Sequence[str]) -> tuple[datetime, dict[str, int]]:
+    """Return when the next version of a locked key is sent, and which of these dedups it has had, with their versions.
+
+    Later versions never have earlier times: what rules meet acts in the order of these times. So it is not the time of
+    the transaction, which may have waited for the key; and it is none before that of the newest version, should the
+    clock have been set back.
+    """
+    first, *others = dedups
+    found = _LOOK.run(tx.connection, of_id=key.id, version=key.last_version, dedup=first).fetchone()
+    now, newest, version = found
+    moment = read(tx.connection, now) if tx.clock is None else tx.clock()
+    if newest is not None:
+        moment = max(moment, read(tx.connection, newest))
+    versions = {} if version is None else {first: int(version)}
+    wanted = [(key.id, dedup) for dedup in others]
+    return moment, versions | dict(find(tx.connection, _DEDUP, wanted, returning=("dedup", "version")))
+
+
+def _versions(key: _Key, versions: dict[str, int], signals: Mapping[int, NewSignal]) -> dict[int, SentSignal]:
+    """Return which version of a locked key each of these signals is; ``versions`` are those of dedups it has had."""
     sent: dict[int, SentSignal] = {}
     version = key.last_version
     for index, one in signals.items():
@@ -187,21 +211,6 @@ def _versions(tx: Tx, key: _Key, signals: Mapping[int, NewSignal]) -> dict[int, 
             versions[one.dedup] = version
         sent[index] = SentSignal(versions[one.dedup], is_new)
     return sent
-
-
-def _moment(tx: Tx, keys: Iterable[_Key]) -> datetime:
-    """Return when versions are sent that are the next of these locked keys: later ones never have earlier times.
-
-    What rules meet acts in the order of these times. So it is not the time of the transaction, which may have waited
-    for the keys; and it is none before that of the newest version, should the clock have been set back.
-    """
-    moments: list[datetime] = []
-    for key in keys:
-        now, newest = _MOMENT.run(tx.connection, of_id=key.id, version=key.last_version).fetchone()
-        moments.append(read(tx.connection, now) if tx.clock is None else tx.clock())
-        if newest is not None:
-            moments.append(read(tx.connection, newest))
-    return max(moments)
 
 
 def _move(tx: Tx, key: _Key, version: int) -> None:

@@ -36,10 +36,10 @@ def _version_without_a_lock() -> Sequence[Patch]:
     before: dict[int, int] = {}
     original = sending._versions
 
-    def versions(tx: Tx, key: Any, signals: Any) -> dict[int, SentSignal]:
+    def versions(key: Any, had: Any, signals: Any) -> dict[int, SentSignal]:
         stale = before.get(key.id, 0) if key.last_version else 0
         before[key.id] = key.last_version
-        return original(tx, msgspec.structs.replace(key, last_version=min(stale, key.last_version)), signals)
+        return original(msgspec.structs.replace(key, last_version=min(stale, key.last_version)), had, signals)
 
     def insert_some(connection: Any, kind: Any, rows: Any, *, returning: tuple[str, ...]) -> list[Any]:
         insert_new(connection, kind, rows, returning=returning)
