@@ -60,8 +60,28 @@ def task(state: TaskState, **changes: Any) -> TaskFacts:
 ALIVE = sup()
 FULL = Pool("p", 2, 2, (("etl", "r0", "x", 2),))
 
+FAILED = "KeyError: 'x'"
 TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     # reason, facts, supervisors, in the headline, in what comes next
+    ("passed_over", task(S.NONE), [ALIVE, sup(passed_over=(("run etl r1", FAILED),))], "failed with the run", "log"),
+    ("passed_over", task(S.UP_FOR_RETRY), [sup(passed_over=(("DAG etl", FAILED),))], FAILED, "tried again"),
+    (
+        "passed_over",
+        task(S.SCHEDULED, map_index=3),
+        [sup(passed_over=(("run etl r2", "X"), ("task etl r1 a[3]", FAILED)))],
+        "task etl r1 a[3]",
+        "tried again",
+    ),
+    (
+        "passed_over",
+        task(S.NONE),
+        [sup(passed_over=(("rule about the signals 'k' of the run etl r1", FAILED),))],
+        "rule about the signals 'k'",
+        "tried again",
+    ),
+    ("about_to", task(S.NONE), [sup(passed_over=(("run etl r10", FAILED), ("run x r1", FAILED)))], "about to", ""),
+    ("about_to", task(S.NONE), [ALIVE, sup(state="silent", passed_over=(("run etl r1", FAILED),))], "about to", ""),
+    ("ended", task(S.SUCCESS), [sup(passed_over=(("run etl r1", FAILED),))], "", ""),
     ("about_to", task(S.NONE), [ALIVE], "about to be scheduled", "scheduler"),
     (
         "upstream",

@@ -12,6 +12,7 @@ from tests.supervisor.tasks_harness import WAIT, S, Tasks
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import encode_value
 from headgate.store.errors import NoSuchRow
+from headgate.store.facts.supervisor_status import SupervisorStatus, encode_status
 from headgate.store.inspect.dags import schedule_text
 from headgate.store.inspect.why_facts import Liveness
 from headgate.store.store import Store
@@ -251,6 +252,19 @@ def test_the_facts_of_a_why_are_those_of_the_database(store: Store, query: Query
     assert reason() == "owner_silent"
     store.release_triggerer(tasks.epoch)
     assert reason() == "no_supervisor"
+
+
+def test_a_why_knows_what_a_scheduler_has_failed_with(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    store.scheduling.plan(tasks.epoch)
+    ref = store.inspect.find_task("etl", "r1", "a")
+    status = SupervisorStatus(passed_over=(("run etl r1", "KeyError: 'x'"),), passed_over_in_all=1)
+    store.heartbeat(tasks.epoch, encode_status(status))
+    answer = store.inspect.why_task(ref)
+    assert answer.reason == "passed_over"
+    assert "the run etl r1, and passes over it for a while: KeyError: 'x'" in answer.headline
+    store.heartbeat(tasks.epoch, encode_status(SupervisorStatus()))
+    assert store.inspect.why_task(ref).reason == "no_free_worker"
 
 
 def test_a_supervisor_whose_process_is_gone_is_not_alive_whatever_its_heartbeat(store: Store, query: Query) -> None:

@@ -105,8 +105,8 @@ class LongTask(TaskCore):
     def step(self, epoch: Epoch, now: float) -> bool:
         return False
 
-    def passed_over(self) -> str:
-        return ""
+    def passed_over(self) -> list[tuple[str, str]]:
+        return []
 
     def wake_at(self) -> float:
         return self.ends_at

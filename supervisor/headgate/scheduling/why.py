@@ -52,6 +52,7 @@ class Supervisor(msgspec.Struct, frozen=True):
     workers: int = 1  # steps of tasks it can run at once; 0: it only runs triggers
     endless_workers: int = 0  # endless tasks it can run beside these
     endless_tasks: int = 0  # that it has now
+    passed_over: tuple[tuple[str, str], ...] = ()  # what its scheduler has failed with, by its name, and why
 
     def __str__(self) -> str:
         return f"supervisor {self.epoch} (pid {self.pid} on {self.hostname})"

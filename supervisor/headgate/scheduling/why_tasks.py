@@ -37,7 +37,8 @@ AGAIN = "`headgate tasks clear` runs it again"
 
 def explain_task(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> Answer:
     """Explain why a task is in its state. ``supervisors`` are those that neither ended nor were fenced."""
-    return answered(_findings(facts, supervisors), _known(facts), _errors(facts))
+    found = [*_passed_over(facts, supervisors), *_findings(facts, supervisors)]
+    return answered(found, _known(facts), _errors(facts))
 
 
 def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
@@ -64,6 +65,27 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
 
 
 # --- causes in several states --------------------------------------------------------------------
+
+
+def _passed_over(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    """Return which supervisors' schedulers have failed with this task, or with what it is part of."""
+    if facts.state in TERMINAL:
+        return []
+    run = f"{facts.dag} {facts.run_id}"
+    task = facts.task_id if facts.map_index < 0 else f"{facts.task_id}[{facts.map_index}]"
+    own = (f"DAG {facts.dag}", f"run {run}", f"task {run} {task}")
+    of_own = tuple(f" of the {name}" for name in own)  # a rule
+    return [
+        Finding(
+            "passed_over",
+            f"the scheduler of {one} has failed with the {name}, and passes over it for a while: {error}",
+            "it is tried again by itself; this is a fault of headgate, or a row that another version has written, and "
+            "the log of that supervisor has the traceback",
+        )
+        for one in alive(supervisors)
+        for name, error in one.passed_over
+        if name in own or name.endswith(of_own)
+    ]
 
 
 def _paused(facts: TaskFacts) -> list[Finding]:

@@ -8,11 +8,14 @@ from headgate.supervisor.runner_lifecycle import RunnerLifecycle
 from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.assignments import Assignments
 
+PASSED_OVER_TOLD_MAX = 20
+
 
 def measured(
     runner: RunnerLifecycle, assignments: Assignments, tasks: TaskCore | None, outage: DatabaseOutage
 ) -> SupervisorStatus:
     """Return how it is at this moment. Nothing in it changes while nothing happens."""
+    passed_over = [] if tasks is None else tasks.passed_over()
     return SupervisorStatus(
         runner=runner.state.value,
         incarnation=runner.incarnation,
@@ -23,5 +26,6 @@ def measured(
         streams=streams_of(runner.told),
         streams_in_all=runner.told.streams_in_all,
         trouble=outage.trouble(),
-        passed_over="" if tasks is None else tasks.passed_over(),
+        passed_over=tuple(passed_over[:PASSED_OVER_TOLD_MAX]),
+        passed_over_in_all=len(passed_over),
     )

@@ -74,7 +74,7 @@ def test_a_run_that_cannot_be_evaluated_is_passed_over_and_tried_again_less_and_
         failures = failing(patch, planning._Evaluation, "evaluate", lambda _, run: run.id == bad)
         driven.settle()
         assert states(driven) == [S.NONE, S.SCHEDULED], "the other run goes on"
-        assert driven.scheduler.troubles() == "the run etl r1: KeyError: 'nobody foresaw it'"
+        assert driven.scheduler.troubles() == [("run etl r1", "KeyError: 'nobody foresaw it'")]
         (said,) = (line for line in logs if line["log_level"] == "error")
         assert said["which"] == "run etl r1"
         assert isinstance(said["exc_info"], KeyError)
@@ -93,7 +93,7 @@ def test_a_run_that_cannot_be_evaluated_is_passed_over_and_tried_again_less_and_
     driven.advance(2 * WAIT_S)
     driven.settle()  # the query finds it, which is due every few seconds
     assert states(driven) == [S.SCHEDULED, S.SCHEDULED]
-    assert driven.scheduler.troubles() == ""
+    assert driven.scheduler.troubles() == []
 
 
 def test_one_that_has_failed_long_ago_waits_no_longer_than_one_that_fails_first(store: Store) -> None:
@@ -116,7 +116,10 @@ def test_more_than_may_be_passed_over_have_the_duty_wait(driven: Driven, monkeyp
     failures = failing(monkeypatch, planning._Evaluation, "evaluate", lambda _, run: True)
     driven.settle()
     assert len(failures) == 2
-    assert driven.scheduler.troubles() == "the run etl r1 (and 1 more): KeyError: 'nobody foresaw it'"
+    assert driven.scheduler.troubles() == [
+        ("run etl r1", "KeyError: 'nobody foresaw it'"),
+        ("duty 'evaluate runs'", "ItemFailed: the run of row 2 has failed: KeyError: 'nobody foresaw it'"),
+    ]
     for _ in range(5):
         driven.scheduler.notify()
         driven.settle()
@@ -133,14 +136,16 @@ def test_a_duty_that_fails_as_a_whole_waits_alone(
         driven.settle()
         assert len(failures) == 1
         assert states(driven) == [S.SCHEDULED, S.SCHEDULED], "the others are run"
-        assert str(error) in driven.scheduler.troubles()
+        ((name, told),) = driven.scheduler.troubles()
+        assert name == "duty 'retry tasks'"
+        assert str(error) in told
         driven.scheduler._retries.due_at = 0.0  # whatever makes it due
         driven.settle()
         assert len(failures) == 1
         assert driven.scheduler.wake_at() > driven.now, "and nobody waits for it busily"
     driven.advance(2 * WAIT_S)
     driven.settle()
-    assert driven.scheduler.troubles() == ""
+    assert driven.scheduler.troubles() == []
 
 
 @pytest.mark.parametrize("error", [LeaseLost(7), DatabaseAway("db", "gone")])
@@ -153,7 +158,7 @@ def test_what_no_run_is_to_blame_for_is_as_it_was(
             driven.settle()
     else:
         driven.settle()
-    assert driven.scheduler.troubles() == ""
+    assert driven.scheduler.troubles() == []
 
 
 # --- outcomes, files, queries, events ------------------------------------------------------------

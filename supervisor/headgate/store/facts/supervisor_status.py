@@ -54,7 +54,8 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     ``running``, ``held`` and ``owned`` are triggers, ``steps`` those of tasks that its workers have. ``streams`` are as
     many as there is room for, those first that are held or have most in flight; ``streams_in_all`` is the number of
     all. ``trouble``: the duty for which it cannot use the database, though it can for others, and why; "" if it can.
-    ``passed_over``: what its scheduler passes over for a while, because it has failed, and why; "" if nothing.
+    ``passed_over``: what its scheduler passes over for a while, because it has failed, and why, each; they are the
+    first of ``passed_over_in_all``.
     """
 
     runner: str = "absent"
@@ -66,7 +67,16 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     streams: tuple[StreamStatus, ...] = ()
     streams_in_all: int = 0
     trouble: str = ""
-    passed_over: str = ""
+    passed_over: tuple[tuple[str, str], ...] = ()
+    passed_over_in_all: int = 0
+
+    def passed_over_told(self) -> str:
+        """Return what is passed over, and why, in words; "" if nothing is."""
+        if not self.passed_over:
+            return ""
+        name, error = self.passed_over[0]
+        more = f" (and {self.passed_over_in_all - 1:,} more)" if self.passed_over_in_all > 1 else ""
+        return f"the {name}{more}: {error}"
 
 
 class PublishedStatus(msgspec.Struct, frozen=True):

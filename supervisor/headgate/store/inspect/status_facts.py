@@ -95,7 +95,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         overdue=_overdue(tx, [one.name for one in missing]),
         away=_away(tx, said),
         impeded=_told(said, lambda status: status.trouble),
-        passing_over=_told(said, lambda status: status.passed_over),
+        passing_over=_told(said, SupervisorStatus.passed_over_told),
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),

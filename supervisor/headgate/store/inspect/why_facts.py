@@ -37,7 +37,7 @@ from headgate.scheduling.why_triggers import send_command
 from headgate.store.access.tables import readable
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
-from headgate.store.facts.supervisor_status import brokers_away, published
+from headgate.store.facts.supervisor_status import SupervisorStatus, brokers_away, published
 from headgate.store.ids import TaskInstanceId, instance_name
 from headgate.store.inspect import maps
 from headgate.store.inspect.dags import RUN_STATE
@@ -91,9 +91,8 @@ def supervisors(tx: Tx, *, liveness: Liveness, exactly: bool = False) -> list[Su
     """
     found = select(triggerer).where(is_alive()).order_by(triggerer.c.id.desc()).limit(SUPERVISORS_MAX)
     rows = tx.connection.execute(found).all()
-    said = {} if exactly else published(tx, [row.id for row in rows])
-    owned = {epoch: each.status.owned for epoch, each in said.items() if each.unreadable is None}
-    return [_supervisor(tx, row, liveness, exactly=exactly, owned=owned.get(row.id)) for row in rows]
+    said = {one: each.status for one, each in published(tx, [row.id for row in rows]).items() if not each.unreadable}
+    return [_supervisor(tx, row, liveness, exactly=exactly, said=said.get(row.id)) for row in rows]
 
 
 def supervisor_texts(tx: Tx, epochs: Collection[int], *, liveness: Liveness) -> dict[int, str]:
@@ -122,8 +121,10 @@ def _state(tx: Tx, row: Any, liveness: Liveness) -> tuple[SupervisorState, Trigg
     return state, lease
 
 
-def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False, owned: int | None = None) -> Supervisor:
-    """Return a supervisor; ``owned``: how many triggers it has, as it has said itself."""
+def _supervisor(
+    tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False, said: SupervisorStatus | None = None
+) -> Supervisor:
+    """Return a supervisor; ``said``: how it is, as it has said itself."""
     state, lease = _state(tx, row, liveness)
     # By its queues, so that the index of claims has all that is looked at.
     served = trigger.c.queue.in_(lease.queues)
@@ -143,7 +144,10 @@ def _supervisor(tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False, 
         workers=row.workers,
         endless_workers=row.endless_workers,
         endless_tasks=tx.connection.execute(endless).scalar_one(),
-        open_triggers=tx.connection.execute(triggers).scalar_one() if owned is None or state != "alive" else owned,
+        open_triggers=(
+            tx.connection.execute(triggers).scalar_one() if exactly or said is None or state != "alive" else said.owned
+        ),
+        passed_over=() if said is None else said.passed_over,
         tasks=tx.connection.execute(tasks).scalar_one(),
     )
 

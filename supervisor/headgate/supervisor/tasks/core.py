@@ -176,8 +176,8 @@ class TaskCore:
         """Return the names of the tasks that an executor has."""
         return [run.task.name for run in self._running.values()]
 
-    def passed_over(self) -> str:
-        """Return what the scheduler passes over for a while, because it has failed, and why; "" if nothing."""
+    def passed_over(self) -> list[tuple[str, str]]:
+        """Return what the scheduler passes over for a while, because it has failed, and why."""
         return self._scheduler.troubles()
 
     def drain(self, now: float) -> bool:

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 WAIT_S = 5.0  # after the first failure of one; it doubles with each
 WAIT_MAX_S = 300.0
 ITEMS_MAX = 1000  # that are passed over at a time; if there are more the duty waits
-TOLD_CHARS_MAX = 300
+TOLD_CHARS_MAX = 300  # of an error
 
 
 @dataclass
@@ -90,13 +90,9 @@ class Faults:
                 del self._found[key]  # it has not failed for so long
         self._look()
 
-    def told(self) -> str:
-        """Return which one waits, and why, and how many others do; "" if none does."""
-        waiting = [fault for fault in self._found.values() if not fault.is_over]
-        if not waiting:
-            return ""
-        more = f" (and {len(waiting) - 1:,} more)" if len(waiting) > 1 else ""
-        return f"the {waiting[0].name}{more}: {waiting[0].error}"[:TOLD_CHARS_MAX]
+    def told(self) -> list[tuple[str, str]]:
+        """Return which ones wait, and why."""
+        return [(fault.name, fault.error[:TOLD_CHARS_MAX]) for fault in self._found.values() if not fault.is_over]
 
     def _note(self, key: tuple[str, int | str], name: str, error: str, now: float) -> _Fault:
         before = self._found.pop(key, None)

@@ -161,8 +161,8 @@ class Scheduler:
         """Return the time at which `step` must be called even if nothing happens."""
         return max(self._retry.at, min([duty.wake_at for duty in self._duties]))
 
-    def troubles(self) -> str:
-        """Return what waits because it has failed as nobody foresaw, and why; "" if nothing does."""
+    def troubles(self) -> list[tuple[str, str]]:
+        """Return what waits because it has failed as nobody foresaw, and why."""
         return self._faults.told()
 
     def step(self, epoch: Epoch, now: float) -> SchedulerStep:
