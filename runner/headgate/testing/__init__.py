@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headgate.testing.crash.brokers import Broker, FileLogBroker
     from headgate.testing.crash.campaign import crash_test
+    from headgate.testing.crash.commands import PairFailed
     from headgate.testing.crash.dags import DagCrashReport, DagCrashTestFailed, crash_test_dag
-    from headgate.testing.crash.pair import Pair, PairFailed
+    from headgate.testing.crash.pair import Pair
     from headgate.testing.crash.report import CrashReport, CrashTestFailed
     from headgate.testing.failures import (
         LeftBehind,
@@ -41,7 +42,7 @@ _HOMES = {
     "Message": "scripted",
     "Misbehaved": "failures",
     "Pair": "crash.pair",
-    "PairFailed": "crash.pair",
+    "PairFailed": "crash.commands",
     "RoundTripFailed": "failures",
     "SharedStream": "scripted",
     "TaskNeverEnds": "failures",

@@ -35,7 +35,8 @@ from rich.table import Table
 
 from headgate.brokers.filelog import FileLogTrigger
 from headgate.testing.crash import history
-from headgate.testing.crash.pair import Pair, PairFailed
+from headgate.testing.crash.commands import PairFailed
+from headgate.testing.crash.pair import Pair
 
 DATABASE_VARIABLE = "HEADGATE_DEMO_DATABASE"  # an empty PostgreSQL database; not in the arguments, which everyone reads
 GROUP = "demo"

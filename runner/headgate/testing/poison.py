@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from headgate.testing.crash import history
-from headgate.testing.crash.pair import SETTINGS, Pair, PairFailed
+from headgate.testing.crash.commands import PairFailed
+from headgate.testing.crash.pair import SETTINGS, Pair
 from headgate.testing.demo import DATABASE_VARIABLE, GROUP, NOT_PROVEN, Audit, Writer, WrittenLog, interrupt
 from headgate.testing.poisonous import MENDED, SWOLLEN_BYTES, Poisonous
 

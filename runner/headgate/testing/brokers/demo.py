@@ -22,7 +22,7 @@ from rich.console import Console
 
 from headgate.testing.brokers.station import CONNECTION, Station
 from headgate.testing.crash.campaign import crash_test
-from headgate.testing.crash.pair import PairFailed
+from headgate.testing.crash.commands import PairFailed
 from headgate.testing.crash.report import CrashTestFailed
 from headgate.testing.demo import DATABASE_VARIABLE, NOT_PROVEN, interrupt
 
