@@ -2,13 +2,15 @@
 
 ``CRASH_CONTROL`` names a folder. A file ``armed`` in it says ``<token> <mark> <skip>``: the process that is the first
 to reach that mark, after passing it ``skip`` times, says so in ``reached.<token>`` and stays there until
-``released.<token>`` exists or somebody kills it. A file ``bug`` names one of `deliberate_bugs`: all processes have it.
+``released.<token>`` exists or somebody kills it. A file ``bug`` names one of
+`bugs_of_supervisors` or `bugs_of_children`, which all such processes then have.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import sys
 import time
 
 HELD_S_MAX = 300.0  # a harness that is gone releases nobody
@@ -57,4 +59,7 @@ if (control := os.environ.get("CRASH_CONTROL")) is not None:
     marks.arm(Point(control))
     if os.path.exists(bug := os.path.join(control, "bug")):
         with open(bug) as named:
-            importlib.import_module("deliberate_bugs").BUGS[named.read()]()
+            name = named.read()
+        # What a supervisor imports takes a child as long as its own start.
+        module = "bugs_of_supervisors" if "headgate.cli" in sys.orig_argv else "bugs_of_children"
+        importlib.import_module(module).BUGS.get(name, lambda: None)()

@@ -1,30 +1,24 @@
-"""Deliberate bugs in streams of tasks, mapped tasks and signals, in real processes: the cell of each must find it."""
+"""Deliberate bugs of supervisors in streams of tasks, mapped tasks and signals: the cell of each must find it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from sqlalchemy import func, insert, select, update
 
-from headgate.child import queries
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.maps import Available
-from headgate.protocol.messages.queries import SendSignals
-from headgate.protocol.messages.signals import SignalSend
 from headgate.protocol.messages.steps import Appended
 from headgate.protocol.messages.task_streams import Handled
 from headgate.protocol.values import decode_value, encode_value
-from headgate.runner.trigger_run import TriggerRun
 from headgate.scheduling import planning, signal_rules
-from headgate.signals import outgoing
 from headgate.store.scheduling import expansion
 from headgate.store.signals import dag_signals, waits
 from headgate.store.tables import dag_signal, signal_wait, task_stream, trigger_event
 from headgate.store.tasks import elements, run_states, stream_steps, task_streams, values
 from headgate.store.tasks.run_states import OwnMap
-from headgate.tasks.maps import outputs
 
 
 def place_moved_without_the_outcome() -> None:
@@ -67,11 +61,6 @@ def retry_from_the_first_event() -> None:
     task_streams.begin = begin
 
 
-def credit_ignored() -> None:
-    """A run never stands for want of credit."""
-    TriggerRun.has_no_credit = False  # type: ignore[assignment,method-assign]
-
-
 def instance_left_out() -> None:
     """The instance behind the first window is never made: the next index is counted from the wrong end."""
     original = run_states.own_map
@@ -81,17 +70,6 @@ def instance_left_out() -> None:
         return found._replace(made=found.made + (found.made == 3))
 
     run_states.own_map = own_map
-
-
-def values_of_others() -> None:
-    """Values of an output are found by their place among those that are there, counted from the newest."""
-    original: Any = outputs.MappedOutput.__iter__
-
-    def from_newest(output: Any) -> Iterator[Any]:
-        values: list[Any] = list(original(output))
-        return iter(values[::-1])
-
-    outputs.MappedOutput.__iter__ = from_newest  # type: ignore[method-assign]
 
 
 def value_of_another_in_its_trigger() -> None:
@@ -149,25 +127,6 @@ def group_all_at_once() -> None:
     planning.decide_index = lambda graph, group, now, at: {
         task_id: "run" for task_id, state in at.items() if state is TaskState.NONE
     }
-
-
-def sent_before_the_outcome() -> None:
-    """What should go with the outcome of a step is sent at once."""
-
-    def send(signals: Iterable[SignalSend]) -> None:
-        queries.send_query(SendSignals(tuple(signals)))
-
-    outgoing.send_with_outcome = send
-
-
-def dedup_of_each_send() -> None:
-    """Whatever the author says, each send has a dedup of its own."""
-    original = outgoing.encoded
-
-    def encoded(key: str, value: Any, *, dedup: str | None, **options: Any) -> Any:
-        return original(key, value, dedup=None, **options)
-
-    outgoing.encoded = encoded
 
 
 def signals_from_before_the_run() -> None:
@@ -228,17 +187,13 @@ BUGS: dict[str, Callable[[], None]] = {
         place_moved_without_the_outcome,
         state_not_that_of_the_place,
         retry_from_the_first_event,
-        credit_ignored,
         instance_left_out,
-        values_of_others,
         value_of_another_in_its_trigger,
         map_ended_with_its_first_window,
         elements_of_every_try,
         first_element_twice,
         keys_of_appends_forgotten,
         group_all_at_once,
-        sent_before_the_outcome,
-        dedup_of_each_send,
         signals_from_before_the_run,
         start_forgotten_while_it_is_under_way,
         signal_of_a_dag_passed_over,
