@@ -10,6 +10,7 @@ from typing import TypeVar
 # The longest that any single thing may take. It judges nothing but that something hangs: what works never waits so
 # long, and how busy the machine is must not decide about a test.
 WITHIN_S = 300.0
+ALL_WITHIN_S = 900.0  # the same of many such things together: a script, a campaign
 LOOK_INTERVAL_S = 0.01  # between two looks at a condition in another process that tells nobody when it comes true
 LOOK_SHARE = 4  # a look that took long is followed by a wait so many times as long: the other process needs the CPU
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import WITHIN_S
 
 
 def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=WITHIN_S, check=False, **options
     )
 
 
@@ -130,7 +131,7 @@ def test_a_reader_that_leaves_early_is_no_error_to_talk_about(tmp_path: Path) ->
             stdout=write_end,
             stderr=subprocess.PIPE,
             env={**os.environ, "HEADGATE_HOME": str(tmp_path)},
-            timeout=60,
+            timeout=WITHIN_S,
             check=False,
         )
     finally:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import WITHIN_S
 
 BEFORE = """
 import os, signal, sys, types
@@ -40,9 +41,9 @@ def test_a_supervisor_that_is_stopped_before_it_has_begun_has_drained(
     number: int, arguments: list[str], is_supervisor: bool
 ) -> None:
     command = [sys.executable, "-P", "-c", BEFORE, "x", str(number), *arguments]
-    code = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode
+    code = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=WITHIN_S, check=False).returncode
     assert code == 0 if is_supervisor else code == -number
 
 
 def test_a_signal_after_the_decision_to_leave_changes_nothing() -> None:
-    assert subprocess.run([sys.executable, "-P", "-c", AFTER], timeout=60, check=False).returncode == 7
+    assert subprocess.run([sys.executable, "-P", "-c", AFTER], timeout=WITHIN_S, check=False).returncode == 7

@@ -12,7 +12,7 @@ import pytest
 from tests.client.harness import Watched
 from tests.signal_server.test_command import TOKEN, serving
 from tests.store.harness import migrated_sqlite
-from tests.waiting import WITHIN_S
+from tests.waiting import ALL_WITHIN_S
 
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
@@ -58,7 +58,7 @@ def run(folder: Path, name: str, **environment: str) -> list[str]:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=WITHIN_S,
+        timeout=ALL_WITHIN_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -19,7 +19,7 @@ from headgate.testing.brokers import kafka_station, mqtt_station, nats_station, 
 from headgate.testing.brokers.station import free_port
 
 RABBITMQ_URL = os.environ.get("HEADGATE_TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672")
-LOOKS_MAX = 200  # each takes half a second
+LOOKS_MAX = 200  # each takes half a second, or more: none is worth it before the runner is there
 
 pytestmark = pytest.mark.campaign
 
@@ -108,6 +108,7 @@ export HEADGATE_HOME="$PWD/home"
 headgate db upgrade
 {add}
 headgate triggerer > up.log 2>&1 &
+until grep -q 'the runner is ready' up.log; do sleep 0.1; done
 for look in $(seq {LOOKS_MAX}); do
 (
 {"".join(later) or ":"}

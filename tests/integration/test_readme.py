@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 from tests.brokers.servers.absent import skip_or_fail
-from tests.waiting import WITHIN_S
+from tests.waiting import ALL_WITHIN_S
 
 from headgate.testing import run_trigger
 
@@ -47,7 +47,7 @@ def run_commands(text: str, folder: Path) -> str:
         start_new_session=True,
     )
     try:
-        printed, _ = shell.communicate(timeout=WITHIN_S)
+        printed, _ = shell.communicate(timeout=ALL_WITHIN_S)
     except subprocess.TimeoutExpired:
         os.killpg(shell.pid, signal.SIGKILL)
         printed, _ = shell.communicate()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.proof.remote_worker import AT_ONCE_MAX, KEY, LAST, TOKEN, read
-from tests.waiting import WITHIN_S
+from tests.waiting import ALL_WITHIN_S, WITHIN_S
 
 from headgate.client import open_client
 from headgate.signals.remote import GrpcSignalService
@@ -159,14 +159,15 @@ def test_whoever_is_killed_each_signal_is_stored_once_and_each_version_heard_onc
         serving = threads.submit(processes.serve)
         try:
             listening = [threads.submit(processes.listen, file) for file in files]
-            said = [sender.result(WITHIN_S) for sender in [threads.submit(processes.send, n) for n in range(SENDERS)]]
-            with GrpcSignalService(processes.target, TOKEN, retry_s=WITHIN_S) as service:
+            sending = [threads.submit(processes.send, number) for number in range(SENDERS)]
+            said = [sender.result(ALL_WITHIN_S) for sender in sending]
+            with GrpcSignalService(processes.target, TOKEN, retry_s=ALL_WITHIN_S) as service:
                 service.send_signal(KEY, LAST, dedup=LAST)
             for one in listening:
-                one.result(WITHIN_S)
+                one.result(ALL_WITHIN_S)
         finally:
             processes.is_over.set()
-        serving.result(WITHIN_S)
+        serving.result(ALL_WITHIN_S)
     words = [line.split() for lives in said for line in lives.splitlines() if line != "done"]
     answered = [(int(version), value) for value, version in words]
     with open_client(database_url) as client:

@@ -12,6 +12,7 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import make_url
 from tests.postgres import url_for_tests
+from tests.waiting import WITHIN_S
 
 from headgate.protocol import signal_rpc
 from headgate.protocol.signal_rpc import signals_pb2 as pb
@@ -56,12 +57,12 @@ class Bare:
 
     def send(self, *signals: pb.NewSignal, metadata: Any = METADATA, **fields: Any) -> list[tuple[int, bool]]:
         call = self.channel.unary_unary(signal_rpc.SEND, pb.SendRequest.SerializeToString, pb.SendResponse.FromString)
-        answer = call(pb.SendRequest(signals=signals, **fields), metadata=metadata, timeout=60)
+        answer = call(pb.SendRequest(signals=signals, **fields), metadata=metadata, timeout=WITHIN_S)
         return [(one.version, one.is_new) for one in answer.sent]
 
     def list(self, key: str, metadata: Any = METADATA, **fields: Any) -> list[pb.Signal]:
         call = self.channel.unary_unary(signal_rpc.LIST, pb.ListRequest.SerializeToString, pb.ListResponse.FromString)
-        return list(call(pb.ListRequest(key=key, **fields), metadata=metadata, timeout=60).signals)
+        return list(call(pb.ListRequest(key=key, **fields), metadata=metadata, timeout=WITHIN_S).signals)
 
     def listen(self, key: str, metadata: Any = METADATA, **fields: Any) -> Any:
         call = self.channel.unary_stream(

@@ -11,6 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from tests.waiting import WITHIN_S
 
 from headgate import tasks
 from headgate.protocol.errors import DagMalformed
@@ -456,5 +457,5 @@ def test_a_file_without_sensors_is_parsed_without_event_loops_and_clients() -> N
         "import sys, headgate.tasks, headgate.tasks.parsing, headgate.tasks.execution\n"
         "print([name for name in ('trio', 'asyncio', 'httpx2', 'sqlalchemy') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WITHIN_S)
     assert told.stdout == "[]\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from tests.waiting import WITHIN_S
+from tests.waiting import ALL_WITHIN_S
 
 from headgate.tasks import BaseOperator
 from headgate.testing import Broker, crash_test, run_task, run_trigger, shared_stream
@@ -51,7 +51,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *arguments]
     if not any(entry.value == PLUGIN for entry in importlib.metadata.entry_points(group="pytest11")):
         command += ["-p", PLUGIN]  # an installation made before the entry point was
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WITHIN_S)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=ALL_WITHIN_S)
 
 
 @pytest.mark.parametrize("document", [DOCUMENT, STREAMING, BROKERS], ids=lambda document: document.name)

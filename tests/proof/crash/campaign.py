@@ -16,7 +16,7 @@ from tests.proof.crash.databases import MIGRATING
 from tests.proof.crash.faults import SERVER_FAULTS, FaultInjector
 from tests.proof.crash.processes import CellFailed, SupervisorLogs
 from tests.proof.crash.workload import Fault, Workload
-from tests.waiting import WITHIN_S, NotInTime, wait_until
+from tests.waiting import ALL_WITHIN_S, NotInTime, wait_until
 
 from headgate.store.errors import DatabaseAway
 from headgate.supervisor.replay.run import LogIncomplete, ReplayStuck, open_replay_store, replay
@@ -84,7 +84,7 @@ class Campaign:
         *,
         seed: int,
         server: Server | None = None,
-        complete_s_max: float = WITHIN_S,
+        complete_s_max: float = ALL_WITHIN_S,
     ) -> None:
         self._workload = workload
         self._truth = workload.truth

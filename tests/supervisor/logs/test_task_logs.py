@@ -362,7 +362,7 @@ print(before)
 
 def test_a_full_disk_tears_no_line_and_loses_none_when_there_is_room_again(tmp_path: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=WITHIN_S, check=False
     )
     assert process.returncode == 0, process.stderr
     assert f"Errno {errno.EFBIG}" in process.stdout + process.stderr

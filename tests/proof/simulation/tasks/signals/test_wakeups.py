@@ -22,7 +22,7 @@ from headgate.supervisor.tasks import scheduler
 pytestmark = pytest.mark.campaign
 
 NEVER_S = 1000.0  # longer than a scenario
-SEEDS: dict[FamilyName, range] = {"tasks": range(100), "groups": range(60), "signals": range(60, 110)}
+SEEDS: dict[FamilyName, range] = {"tasks": range(50), "groups": range(30), "signals": range(60, 90)}
 
 
 @pytest.fixture(autouse=True)
