@@ -83,9 +83,7 @@ _LETTERS = "SELECT reason FROM dead_letter"
 
 
 class ReadPair(Pair):
-    """A pair whose database is read by the bare driver: the command takes a second, and there are many looks."""
-
-    within_s = 240.0  # the command runs beside others, for hours
+    """A pair whose database is read by the bare driver: there are many looks, at many events."""
 
     def dead_letters(self) -> list[str]:
         """Return the reasons of the dead letters."""

@@ -30,7 +30,7 @@ from headgate.testing.crash.journal import (
     message_in,
 )
 from headgate.testing.crash.killing import MarkedDeaths
-from headgate.testing.crash.pair import WITHIN_S, Pair, folder_of
+from headgate.testing.crash.pair import Pair, folder_of
 from headgate.testing.crash.report import CrashReport, CrashTestFailed
 from headgate.triggers.base import BaseTrigger
 from headgate.triggers.shared_stream import SharedStreamProducer
@@ -41,7 +41,10 @@ MESSAGES_MAX = 1_000_000  # a name has six digits
 CHUNKS_A_WINDOW = 30  # the messages between two deaths are published in this many pieces ...
 CHUNK_PAUSE_S = 0.015  # ... and with this pause between them, so that a death meets some in flight
 MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while messages flow, is not reached at all
-SETTLED_AFTER_S = 15.0  # after the last message: if nothing was stored or forgotten for so long, nothing more will be
+# After the last message: if nothing was stored or forgotten for so long, nothing more will be. On a slow machine it is
+# so many times as long as messages took to flow again after a kill.
+SETTLED_AFTER_S = 15.0
+SETTLED_RECOVERIES = 4
 RETRY_WAIT_S = 0.1  # of a trigger whose filter failed, so that most of the time messages flow
 REST_INTERVAL_S = 0.1  # between two checks whether all messages are stored and acknowledged
 
@@ -200,6 +203,7 @@ class _Trial:
         self._refused: set[str] = set()  # messages that a subscriber rejected: they need not be stored
         self._strange_rows = 0
         self._publishing_failed: BaseException | None = None
+        self._recovery_s = 0.0  # the longest that messages took to flow, from the start on and after each kill
         self._done: list[tuple[Death, bool]] = []  # and whether the process died at the mark that was planned
 
     def subscribe(self, count: int, failing: Failing) -> None:
@@ -290,7 +294,9 @@ class _Trial:
         publisher.start()
         try:
             if names:
+                looked_at = time.monotonic()
                 self._wait_flow()
+                self._recovery_s = max(self._recovery_s, time.monotonic() - looked_at)
             runners = self._pair.runners()
             self._done.append((death, self._kill(death, is_set_up)))
         finally:
@@ -348,7 +354,7 @@ class _Trial:
         """Look until everything is stored and forgotten, or nothing changes any more."""
         expected = sum(self._wanted[name] for name in self._begun) * len(self._subscribers)
         changed_at, seen = time.monotonic(), (-1, -1)
-        settled_after_s = SETTLED_AFTER_S * self._pair.within_s / WITHIN_S  # longer for a pair that has more time
+        settled_after_s = max(SETTLED_AFTER_S, SETTLED_RECOVERIES * self._recovery_s)
         pause = threading.Event()
         while time.monotonic() - changed_at < settled_after_s:
             self._look("coming to rest")
