@@ -10,8 +10,11 @@ from tests.store.harness import QUEUES, Clock, OpenStore, Query
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, clear, event_of, task_states
 
 from headgate.protocol.messages.dags import DagSpec, StartTrigger, TaskSpec
+from headgate.protocol.messages.steps import StepSucceeded
 from headgate.protocol.values import encode_value
 from headgate.store.store import Store
+from headgate.store.tasks import task_rows
+from headgate.store.tasks.outcomes import StepEnd
 
 
 class Planned(Tasks):
@@ -122,6 +125,36 @@ def test_a_branch_skips_what_it_did_not_choose_and_goes_on_behind_it(store: Stor
     assert run.do() == ["join"]
     assert run.plan().ended == {run.run: "success"}
     assert run.states()["after_no"] == "skipped"
+
+
+def test_branches_that_end_together_skip_in_the_order_of_rows(
+    store: Store, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two supervisors that skip the same tasks so wait for each other in one order."""
+    names = ("x", "y", "z")
+    specs = (
+        *(TaskSpec(name, "Op") for name in ("b1", "b2")),
+        *(TaskSpec(n, "Op", upstream=("b1", "b2")) for n in names),
+    )
+    run = Planned(store, query, tasks=specs)
+    run.plan()
+    first, second = sorted(run.dispatch(), key=lambda task: task.task_id)
+    changed: list[int] = []
+    real = task_rows.changed
+
+    def note(tx: Any, row: Any, by: Any, *more: Any, **changes: Any) -> Any:
+        changed.append(by["id"])
+        return real(tx, row, by, *more, **changes)
+
+    monkeypatch.setattr(task_rows, "changed", note)
+    stored = [
+        StepEnd(first.id, first.token, StepSucceeded((), ("z", "y"))),
+        StepEnd(second.id, second.token, StepSucceeded((), ("x", "y"))),
+    ]
+    assert store.tasks.store_ends(run.epoch, stored) == [S.SUCCESS, S.SUCCESS]
+    ids = {row["task_id"]: row["id"] for row in query("SELECT id, task_id FROM task_instance")}
+    assert changed == sorted(ids[name] for name in names)
+    assert {run.states()[name] for name in names} == {"skipped"}
 
 
 def test_a_late_answer_skips_nothing(store: Store, query: Query) -> None:

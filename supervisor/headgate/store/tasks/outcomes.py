@@ -330,9 +330,14 @@ def _end_well(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | No
         by = [{"id": end.id, "token": end.token} for end in some]
         won = task_rows.changed_each(tx, row, by, [{"last_error": None}] * len(some))
         states_of |= {end.token: row.to if is_won else None for end, is_won in zip(some, won, strict=True)}
-    for end in ends:
-        if isinstance(end.outcome, StepSucceeded) and end.outcome.skips and states_of[end.token] is not None:
-            _skip(tx, end.id, end.outcome.skips)
+    _skip(
+        tx,
+        [
+            (end.id, end.outcome.skips)
+            for end in ends
+            if isinstance(end.outcome, StepSucceeded) and end.outcome.skips and states_of[end.token] is not None
+        ],
+    )
     return states_of
 
 
@@ -432,18 +437,21 @@ def _name_instances(tx: LeasedTx, ends: Sequence[StepEnd]) -> None:
         _NAME.run_many(tx.connection, names)
 
 
-def _skip(tx: Tx, instance: TaskInstanceId, names: Collection[str]) -> None:
-    """Skip tasks of the run; those of a mapped group at the same index alone."""
-    (skipping,) = tx.connection.execute(select(_C.dag_run_id, _C.map_index).where(_C.id == instance))
+def _skip(tx: Tx, skips: Sequence[tuple[TaskInstanceId, Collection[str]]]) -> None:
+    """Skip the tasks that these name, of their runs; those of a mapped group at the same index alone."""
     (row,) = states.of("upstream_skipped")
-    for some in chunks(sorted(set(names))):
-        fresh = select(_C.id).where(
-            *(_C.dag_run_id == skipping.dag_run_id, _C.map_index == skipping.map_index, _C.task_id.in_(some)),
-            *(task_rows.is_in(*sorted(row.from_)), _C.id != instance),
-        )
-        # One after the other, by id, so that two transactions that skip the same tasks do not deadlock.
-        for skipped in sorted(tx.connection.execute(fresh).scalars()):
-            task_rows.changed(tx, row, {"id": skipped})
+    found: set[int] = set()
+    for instance, names in skips:
+        (skipping,) = tx.connection.execute(select(_C.dag_run_id, _C.map_index).where(_C.id == instance))
+        for some in chunks(sorted(set(names))):
+            fresh = select(_C.id).where(
+                *(_C.dag_run_id == skipping.dag_run_id, _C.map_index == skipping.map_index, _C.task_id.in_(some)),
+                *(task_rows.is_in(*sorted(row.from_)), _C.id != instance),
+            )
+            found.update(tx.connection.execute(fresh).scalars())
+    # One after the other, by id, so that two transactions that skip the same tasks do not deadlock.
+    for skipped in sorted(found):
+        task_rows.changed(tx, row, {"id": skipped})
 
 
 _ORPHANS = Prepared(
