@@ -20,7 +20,7 @@ from benchmarks.bench_rabbitmq import rabbitmq_answers
 from benchmarks.bench_redis import redis_answers
 from benchmarks.databases import postgresql_answers
 from benchmarks.harness import Document, Options, measure, options_of, parser, rendered
-from tests.waiting import WITHIN_S
+from tests.waiting import ALL_WITHIN_S
 
 from headgate.testing.brokers import sqs_station
 
@@ -79,7 +79,7 @@ def test_the_command_prints_one_document_a_benchmark() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=WITHIN_S,
+        timeout=ALL_WITHIN_S,
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
@@ -95,7 +95,7 @@ def test_without_valgrind_the_count_of_instructions_says_what_is_missing() -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=WITHIN_S,
+        timeout=ALL_WITHIN_S,
     )
     assert done.returncode == 1
     assert "the command valgrind is not there" in done.stderr

@@ -94,7 +94,7 @@ class Soak:
             for name in SUBSCRIBERS:
                 pair.add(FileLogTrigger(str(self._folder), GROUP), name)
             pair.start()
-            pair.wait_until(lambda: "the runner is ready" in pair.log_path.read_text(), "the runner is ready")
+            pair.wait_until(pair.ready_count, "the runner is ready")
             begun_at = time.monotonic()
             with Writer(self._folder, events=self._events, partitions=PARTITIONS, rate=self._rate) as writer:
                 # The last kill has as much time after it as the others.

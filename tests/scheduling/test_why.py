@@ -64,10 +64,12 @@ FAILED = "KeyError: 'x'"
 TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     # reason, facts, supervisors, in the headline, in what comes next
     ("passed_over", task(S.NONE), [ALIVE, sup(passed_over=(("run etl r1", FAILED),))], "failed with the run", "log"),
-    ("passed_over", task(S.UP_FOR_RETRY), [sup(passed_over=(("DAG etl", FAILED),))], FAILED, "tried again"),
+    ("retry_due", task(S.UP_FOR_RETRY), [sup(passed_over=(("DAG etl", FAILED),))], "due", "scheduler"),
+    ("upstream", task(S.NONE, upstream=(("x", S.DEFERRED),)), [sup(passed_over=(("run etl r1", FAILED),))], "x (", ""),
+    ("running", task(S.RUNNING, owner=ALIVE), [sup(passed_over=(("run etl r1", FAILED),))], "runs on a worker", ""),
     (
         "passed_over",
-        task(S.SCHEDULED, map_index=3),
+        task(S.UP_FOR_RETRY, map_index=3),
         [sup(passed_over=(("run etl r2", "X"), ("task etl r1 a[3]", FAILED)))],
         "task etl r1 a[3]",
         "tried again",

@@ -256,7 +256,6 @@ def test_the_facts_of_a_why_are_those_of_the_database(store: Store, query: Query
 
 def test_a_why_knows_what_a_scheduler_has_failed_with(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
-    store.scheduling.plan(tasks.epoch)
     ref = store.inspect.find_task("etl", "r1", "a")
     status = SupervisorStatus(passed_over=(("run etl r1", "KeyError: 'x'"),), passed_over_in_all=1)
     store.heartbeat(tasks.epoch, encode_status(status))
@@ -264,7 +263,22 @@ def test_a_why_knows_what_a_scheduler_has_failed_with(store: Store, query: Query
     assert answer.reason == "passed_over"
     assert "the run etl r1, and passes over it for a while: KeyError: 'x'" in answer.headline
     store.heartbeat(tasks.epoch, encode_status(SupervisorStatus()))
-    assert store.inspect.why_task(ref).reason == "no_free_worker"
+    assert store.inspect.why_task(ref).reason == "run_queued"
+
+
+def test_a_why_of_a_dag_knows_that_its_runs_cannot_be_made(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query)
+    store.tasks.save_file(tasks.epoch, "nightly.py", [DagSpec("nightly", schedule=CronSchedule("0 3 * * *", "UTC"))])
+    failed = tuple((f"DAG {name}", "KeyError: 'x'") for name in ("etl", "nightly"))
+    store.heartbeat(tasks.epoch, encode_status(SupervisorStatus(passed_over=failed, passed_over_in_all=2)))
+    nightly = store.inspect.why_dag("nightly")
+    assert nightly.reason == "passed_over"
+    assert "has failed with the DAG nightly, and passes over it for a while: KeyError: 'x'" in nightly.headline
+    by_hand = store.inspect.why_dag("etl")
+    assert by_hand.reason == "by_hand", "it has no schedule"
+    assert [text for name, text in by_hand.facts if name == "also"] == [
+        nightly.headline.partition(": ")[2].replace("nightly", "etl")
+    ]
 
 
 def test_a_supervisor_whose_process_is_gone_is_not_alive_whatever_its_heartbeat(store: Store, query: Query) -> None:

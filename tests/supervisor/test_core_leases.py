@@ -289,3 +289,23 @@ def test_what_does_not_fit_is_left_out_from_the_end() -> None:
     assert kept["streams_in_all"] == 200
     assert [one["stream"] for one in kept["streams"]] == [one.stream for one in streams[: len(kept["streams"])]]
     assert 50 < len(kept["streams"]) < 200
+
+
+@pytest.mark.parametrize("name", ["задача" * 300, 'rule about "quotes" ' * 100])
+def test_names_of_what_is_passed_over_that_do_not_fit_are_left_out(name: str) -> None:
+    """One that is told is better than none, and the heartbeat must not fail for it."""
+    streams = tuple(StreamStatus(f"{number:040}") for number in range(200))
+    over = tuple((f"{name} {number}", '"' * 300) for number in range(20))
+    status = SupervisorStatus(streams=streams, streams_in_all=200, passed_over=over, passed_over_in_all=25)
+    kept = msgspec.json.decode(encode_status(status), type=SupervisorStatus)
+    assert 0 < len(kept.passed_over) < 20
+    assert kept.passed_over == over[: len(kept.passed_over)]
+    assert len(kept.streams) > 50
+    assert kept.passed_over_told().startswith(f"the {name} 0 (and 24 more): ")
+
+
+def test_a_name_that_is_longer_than_all_there_is_room_for_is_counted() -> None:
+    status = SupervisorStatus(passed_over=(("n" * 40_000, "error"),), passed_over_in_all=1)
+    kept = msgspec.json.decode(encode_status(status), type=SupervisorStatus)
+    assert kept.passed_over == ()
+    assert kept.passed_over_told() == "1 with names that are too long"

@@ -15,6 +15,7 @@ from tests.waiting import WITHIN_S
 
 from headgate.cli import batch
 from headgate.testing.crash.commands import Commands, PairFailed
+from headgate.testing.crash.pair import READY, Pair
 
 
 def run_batch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *commands: Any) -> list[Any]:
@@ -94,11 +95,23 @@ def test_a_process_of_commands_that_dies_or_hangs_is_told_and_replaced(commands:
     commands.run(["--version"], environment, WITHIN_S)
     assert commands._process is not None
     os.kill(commands._process.pid, signal.SIGKILL)
-    with pytest.raises(PairFailed, match="has ended the process of commands"):
+    with pytest.raises(PairFailed, match="headgate --version has ended the process of commands"):
         commands.run(["--version"], environment, WITHIN_S)
     commands.run(["--version"], environment, WITHIN_S)
     assert commands._process is not None
     os.kill(commands._process.pid, signal.SIGSTOP)
-    with pytest.raises(PairFailed, match="has not ended within 0 s"):
+    with pytest.raises(PairFailed, match="headgate --version has not ended within 0 s"):
         commands.run(["--version"], environment, 0.0)
     assert commands._process is None
+
+
+def test_a_pair_knows_from_its_log_how_many_runners_were_ready_unless_its_settings_leave_that_out(
+    tmp_path: Path,
+) -> None:
+    with Pair(tmp_path / "pair") as pair:
+        assert pair.ready_count() == 0
+        pair.log_path.write_text(f"[info ] {READY} pid=1\n[info ] {READY} pid=2\n")
+        assert pair.ready_count() == 2
+        assert pair.tells_ready
+        pair.set(log_level="warning")
+        assert not pair.tells_ready

@@ -343,7 +343,7 @@ class Demo:
         """Run it to its end. Raises `PairFailed` if it cannot get there."""
         started_at = time.monotonic()
         self._pair.start()
-        self._wait(lambda: "the runner is ready" in self._pair.log_path.read_text(), "the runner is ready")
+        self._wait(lambda: self._pair.ready_count() > 0, "the runner is ready")
         self._audit.look("before the first event")
         per_kill_s = max(WRITE_S_PER_KILL_MIN, WRITE_STARTS_PER_KILL * (time.monotonic() - started_at))
         rate = min(RATE_MAX, self._plan.events / (WRITE_S_MIN + per_kill_s * (self._plan.kills + 1)))

@@ -248,7 +248,7 @@ class PoisonDemo:
     def run(self) -> PoisonResult:
         """Run it to its end. Raises `PairFailed` if it cannot get there."""
         self._pair.start()
-        self._pair.wait_until(lambda: "the runner is ready" in self._pair.log_path.read_text(), "the runner is ready")
+        self._pair.wait_until(self._pair.ready_count, "the runner is ready")
         deadline = time.monotonic() + TIME_LIMIT_S + self._plan.events / RATE
         plan = self._plan
         with Writer(self._folder, events=plan.events, partitions=plan.partitions, rate=RATE) as writer:

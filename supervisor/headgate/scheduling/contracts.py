@@ -20,7 +20,7 @@ from headgate.protocol.messages.schedules import (
     Schedule,
     SignalSchedule,
 )
-from headgate.scheduling.why import Answer, counted, moment
+from headgate.scheduling.why import Answer, Supervisor, counted, moment, passed_over
 
 PAYLOAD_BYTES_PER_RUN_MAX = 8 * 1024 * 1024  # of all its events together: they go to the worker in one frame of 16 MiB
 
@@ -170,8 +170,8 @@ class DagFacts(msgspec.Struct, frozen=True):
     rules: tuple[RulePlace, ...] = ()
 
 
-def explain_dag(facts: DagFacts) -> Answer:
-    """Say when a DAG has its next run, and what has to happen before."""
+def explain_dag(facts: DagFacts, supervisors: Sequence[Supervisor] = ()) -> Answer:
+    """Say when a DAG has its next run, and what has to happen before; ``supervisors`` are those that make it."""
     kind = "signal" if isinstance(facts.of, SignalSchedule) else "event"
     waits = f"; {counted(facts.waits, kind)} waited for runs" if facts.waits else ""
     known = [("schedule", facts.schedule), *(("rule", str(place)) for place in facts.rules)]
@@ -190,6 +190,11 @@ def explain_dag(facts: DagFacts) -> Answer:
         found = ("nothing", f"no {kind} waits for a run", f"{facts.schedule}: then there is one")
     else:
         found = ("contract", f"{counted(facts.waits, kind)} waited for a run of {facts.schedule}", _next_of(facts))
+    failed = passed_over([f"DAG {facts.name}"], supervisors)
+    if failed and found[0] in ("schedule", "nothing", "contract"):  # it could have a run
+        found = (failed[0].reason, failed[0].text, failed[0].next)
+    else:
+        known += [("also", one.text) for one in failed]
     return Answer(found[0], f"the DAG {facts.name}: {found[1]}", tuple(known), found[2])
 
 

@@ -438,6 +438,22 @@ def gone(owner: Supervisor, supervisors: Sequence[Supervisor], what: str) -> Fin
     return Finding(f"owner_{owner.state}", told, f"{first} {what}, within seconds; nothing is to be done")
 
 
+def passed_over(names: Sequence[str], supervisors: Sequence[Supervisor]) -> list[Finding]:
+    """Return which schedulers have failed with one of these, as ``run etl r1``, or with a rule of it."""
+    of_them = tuple(f" of the {name}" for name in names)
+    return [
+        Finding(
+            "passed_over",
+            f"the scheduler of {one} has failed with the {name}, and passes over it for a while: {error}",
+            "it is tried again by itself; this is a fault of headgate, or a row that another version has written, and "
+            "the log of that supervisor has the traceback",
+        )
+        for one in alive(supervisors)
+        for name, error in one.passed_over
+        if name in names or name.endswith(of_them)
+    ]
+
+
 def owner_facts(owner: Supervisor | None) -> list[tuple[str, str]]:
     """Return the facts about the owner."""
     if owner is None:

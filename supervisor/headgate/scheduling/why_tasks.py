@@ -25,20 +25,29 @@ from headgate.scheduling.why import (
     moment,
     nobody_serves,
     owner_facts,
+    passed_over,
     shortened,
     some,
     span,
 )
 
 _S = TaskState
+# The answers by which the scheduler comes next, unless it has failed with the task; all others are nearer than that.
+_OF_THE_SCHEDULER = frozenset(
+    {
+        *("about_to", "overdue", "retry_due", "run_queued", "timed_out", "waits_for_signal"),
+        *("owner_ended", "owner_fenced", "owner_gone", "owner_silent"),
+    }
+)
 _BROKEN = frozenset({_S.FAILED, _S.UPSTREAM_FAILED})
 AGAIN = "`headgate tasks clear` runs it again"
 
 
 def explain_task(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> Answer:
     """Explain why a task is in its state. ``supervisors`` are those that neither ended nor were fenced."""
-    found = [*_passed_over(facts, supervisors), *_findings(facts, supervisors)]
-    return answered(found, _known(facts), _errors(facts))
+    found, failed = _findings(facts, supervisors), _passed_over(facts, supervisors)
+    is_its_turn = found[0].reason in _OF_THE_SCHEDULER
+    return answered([*failed, *found] if is_its_turn else [*found, *failed], _known(facts), _errors(facts))
 
 
 def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
@@ -68,24 +77,12 @@ def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
 
 
 def _passed_over(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
-    """Return which supervisors' schedulers have failed with this task, or with what it is part of."""
+    """Return which supervisors' schedulers have failed with this task, its run, or a rule of it."""
     if facts.state in TERMINAL:
         return []
     run = f"{facts.dag} {facts.run_id}"
     task = facts.task_id if facts.map_index < 0 else f"{facts.task_id}[{facts.map_index}]"
-    own = (f"DAG {facts.dag}", f"run {run}", f"task {run} {task}")
-    of_own = tuple(f" of the {name}" for name in own)  # a rule
-    return [
-        Finding(
-            "passed_over",
-            f"the scheduler of {one} has failed with the {name}, and passes over it for a while: {error}",
-            "it is tried again by itself; this is a fault of headgate, or a row that another version has written, and "
-            "the log of that supervisor has the traceback",
-        )
-        for one in alive(supervisors)
-        for name, error in one.passed_over
-        if name in own or name.endswith(of_own)
-    ]
+    return passed_over((f"run {run}", f"task {run} {task}"), supervisors)
 
 
 def _paused(facts: TaskFacts) -> list[Finding]:

@@ -116,7 +116,7 @@ class Supervisor:
         return found
 
     def kill(self, *, with_children: bool = False) -> int:
-        """SIGKILL; return to how many. Raises `CellFailed` when its children go on without it (I7)."""
+        """SIGKILL; return to how many. Raises `NotInTime` when its children go on without it (I7)."""
         runner, workers = self.runner(), self.workers()
         children = [*workers, *([] if runner is None else [runner])]
         self._process.kill()

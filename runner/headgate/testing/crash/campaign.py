@@ -41,8 +41,8 @@ MESSAGES_MAX = 1_000_000  # a name has six digits
 CHUNKS_A_WINDOW = 30  # the messages between two deaths are published in this many pieces ...
 CHUNK_PAUSE_S = 0.015  # ... and with this pause between them, so that a death meets some in flight
 MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while messages flow, is not reached at all
-# After the last message: if nothing was stored or forgotten for so long, nothing more will be. On a slow machine it is
-# so many times as long as messages took to flow again after a kill.
+# Once the last runner is ready: if nothing was stored or forgotten for so long, nothing more will be. On a slow machine
+# it is so many times as long as a runner, or messages, took to come again.
 SETTLED_AFTER_S = 15.0
 SETTLED_RECOVERIES = 4
 RETRY_WAIT_S = 0.1  # of a trigger whose filter failed, so that most of the time messages flow
@@ -204,6 +204,7 @@ class _Trial:
         self._strange_rows = 0
         self._publishing_failed: BaseException | None = None
         self._recovery_s = 0.0  # the longest that messages took to flow, from the start on and after each kill
+        self._gone_at, self._ready_before = 0.0, 0  # when the last runner went, and how many had been ready until then
         self._done: list[tuple[Death, bool]] = []  # and whether the process died at the mark that was planned
 
     def subscribe(self, count: int, failing: Failing) -> None:
@@ -220,7 +221,7 @@ class _Trial:
 
     def run(self, messages: int, plan: Sequence[Death], seed: int, on_kill: Callable[[str], object]) -> CrashReport:
         """Publish, kill, look; wait until nothing changes any more; return the report."""
-        begun_at = time.monotonic()
+        begun_at = self._gone_at = time.monotonic()
         names = [_NAME.format(number) for number in range(messages)]
         share = len(names) // (len(plan) + 1)
         self._pair.start()
@@ -314,6 +315,8 @@ class _Trial:
     def _kill(self, death: Death, is_set_up: threading.Event) -> bool:
         """Kill a process; return False if it was to die at a mark and did not reach it. Set ``is_set_up`` before."""
         pair, mark = self._pair, death.mark
+        if death.victim != "broker":
+            self._gone_at, self._ready_before = time.monotonic(), pair.ready_count()
         if mark is not None:
             self._deaths.ask(mark)
             is_set_up.set()
@@ -353,9 +356,14 @@ class _Trial:
     def _come_to_rest(self) -> None:
         """Look until everything is stored and forgotten, or nothing changes any more."""
         expected = sum(self._wanted[name] for name in self._begun) * len(self._subscribers)
+        pause = threading.Event()
+        while self._pair.tells_ready and self._pair.is_running and self._pair.ready_count() <= self._ready_before:
+            self._recovery_s = max(self._recovery_s, time.monotonic() - self._gone_at)
+            if self._recovery_s > self._pair.within_s:
+                break  # none comes
+            pause.wait(REST_INTERVAL_S)
         changed_at, seen = time.monotonic(), (-1, -1)
         settled_after_s = max(SETTLED_AFTER_S, SETTLED_RECOVERIES * self._recovery_s)
-        pause = threading.Event()
         while time.monotonic() - changed_at < settled_after_s:
             self._look("coming to rest")
             if len(self._rows_seen) >= expected and not (self._has_journal and self._pending):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 READ_BYTES_MAX = 1 << 20
 # Without -P it would search its working folder for modules.
@@ -21,10 +23,14 @@ class PairFailed(AssertionError):
 
 
 class Commands:
-    """Runs commands in ``folder``, where a file has what their process says beside; it is started by the first one."""
+    """Runs commands in ``folder``, one at a time, also for several threads; the first one starts their process.
+
+    What this process prints itself is in ``commands.log``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str], within_s: float) -> str:
@@ -33,14 +39,16 @@ class Commands:
         Of the ``environment``, the first command determines all variables but headgate's own.
         """
         own = {name: value for name, value in environment.items() if name.startswith("HEADGATE_")}
-        process = self._started(environment)
-        try:
-            answer = self._ask(process, {"arguments": arguments, "environment": own}, within_s)
-            if answer["code"] != 0:
-                raise PairFailed(f"headgate {' '.join(arguments[:2])} failed: {answer['errors'].strip()}")
-        except BaseException:
-            self.close()  # it may be in the middle of a command, and the pair that it is for may never be made
-            raise
+        what = f"headgate {' '.join(arguments[:2])}"
+        with self._lock:
+            try:
+                process = self._started(environment)
+                answer = self._ask(process, {"arguments": arguments, "environment": own}, what, within_s)
+                if answer["code"] != 0:
+                    raise PairFailed(f"{what} failed: {answer['errors'].strip()}")
+            except BaseException:
+                self.close()  # it may be in the middle of a command, and the pair that it is for may never be made
+                raise
         return str(answer["output"])
 
     def close(self) -> None:
@@ -67,20 +75,30 @@ class Commands:
                     # Ctrl-C is for the tests, which then end their processes in order.
                     start_new_session=True,
                 )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)  # a process that reads nothing keeps nobody waiting
         return self._process
 
-    def _ask(self, process: subprocess.Popen[bytes], command: Mapping[str, object], within_s: float) -> dict[str, Any]:
+    def _ask(
+        self, process: subprocess.Popen[bytes], command: Mapping[str, object], what: str, within_s: float
+    ) -> dict[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
-        what = "a command of headgate"
         deadline = time.monotonic() + within_s
-        parts: list[bytes] = []
+
+        def wait(pipe: IO[bytes], event: int) -> None:
+            ready = select.poll()
+            ready.register(pipe, event)
+            if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise PairFailed(f"{what} has not ended within {within_s:g} s")
+
+        request, parts = json.dumps(command).encode() + b"\n", list[bytes]()
         try:
-            process.stdin.write(json.dumps(command).encode() + b"\n")
+            while request:
+                wait(process.stdin, select.POLLOUT)
+                request = request[os.write(process.stdin.fileno(), request) :]
             while not parts or not parts[-1].endswith(b"\n"):
-                left_s = max(0.0, deadline - time.monotonic())
-                if not select.select([process.stdout], [], [], left_s)[0]:
-                    raise PairFailed(f"{what} has not ended within {within_s:g} s")
+                wait(process.stdout, select.POLLIN)
                 parts.append(process.stdout.read(READ_BYTES_MAX))
                 if not parts[-1]:
                     raise BrokenPipeError

@@ -28,6 +28,7 @@ WITHIN_S = 300.0  # the longest any single thing may take; only what hangs waits
 LOOK_INTERVAL_S = 0.01  # between two checks of a condition in another process, which sends no notification
 # `Pair` runs these with this Python; without -P it would search its working folder for modules.
 SUPERVISOR_ARGUMENTS = ("-P", "-m", "headgate.cli", "triggerer")
+READY = "the runner is ready"  # in the supervisor's log
 LOG_TAIL_LINES = 30  # of the supervisor's log, shown when something fails
 KEY_FILE_NAME = "fernet.key"
 # Waits are short, so that many deaths take little time; the settings that make events durable keep their defaults.
@@ -201,6 +202,15 @@ class Pair:
         """Return the last error in the supervisor's log, '' if there is none."""
         lines = self.log_path.read_text(errors="backslashreplace").splitlines() if self.log_path.exists() else []
         return next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
+
+    @property
+    def tells_ready(self) -> bool:
+        """Whether the log says when a runner is ready, which settings may have left out."""
+        return self._settings.get("log_level", "info").lower() in ("info", "debug")
+
+    def ready_count(self) -> int:
+        """Return how many runners have been ready so far, as the log says."""
+        return self.log_path.read_text(errors="backslashreplace").count(READY) if self.log_path.exists() else 0
 
     @property
     def is_running(self) -> bool:

@@ -73,7 +73,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     def passed_over_told(self) -> str:
         """Return what is passed over, and why, in words; "" if nothing is."""
         if not self.passed_over:
-            return ""
+            return f"{self.passed_over_in_all:,} with names that are too long" if self.passed_over_in_all else ""
         name, error = self.passed_over[0]
         more = f" (and {self.passed_over_in_all - 1:,} more)" if self.passed_over_in_all > 1 else ""
         return f"the {name}{more}: {error}"
@@ -102,9 +102,14 @@ def streams_of(figures: RunnerFigures) -> tuple[StreamStatus, ...]:
 
 
 def encode_status(status: SupervisorStatus) -> str:
-    """Return a status as it is stored: with fewer streams if they do not fit."""
+    """Return a status as it is stored: with fewer streams, and fewer of what is passed over, if they do not fit."""
     while len(encoded := _ENCODER.encode(status)) > STATUS_CHARS_MAX:
-        status = msgspec.structs.replace(status, streams=status.streams[: len(status.streams) * 3 // 4])
+        streams, over = status.streams, status.passed_over
+        assert streams or over, "all else has a limit"
+        if len(_ENCODER.encode(over)) > STATUS_CHARS_MAX // 2 or not streams:
+            status = msgspec.structs.replace(status, passed_over=over[: len(over) * 3 // 4])
+        else:
+            status = msgspec.structs.replace(status, streams=streams[: len(streams) * 3 // 4])
     return encoded.decode()
 
 

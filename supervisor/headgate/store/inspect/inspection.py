@@ -77,7 +77,7 @@ class Inspection(
 
     def why_dag(self, name: str) -> Answer:
         """Say when a DAG has its next run, and what has to happen before. Raises `NoSuchRow`."""
-        return contracts.explain_dag(self.dag_facts(name))
+        return contracts.explain_dag(self.dag_facts(name), self.supervisors())
 
     @reading
     def status(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[Problem]:
