@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-import threading
-import time
 
 import psutil
-from tests.waiting import WITHIN_S
-
-LOOK_INTERVAL_S = 0.005
+from tests.waiting import WITHIN_S, wait_until
 
 
 def ends(pid: int, *, within_s: float = WITHIN_S) -> bool:
@@ -31,7 +27,4 @@ def ends(pid: int, *, within_s: float = WITHIN_S) -> bool:
 def stop(pid: int) -> None:
     """Send SIGSTOP, and wait until no thread of the process runs any more."""
     os.kill(pid, signal.SIGSTOP)
-    deadline, pause = time.monotonic() + WITHIN_S, threading.Event()
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-        assert time.monotonic() < deadline, f"process {pid} does not stop"
-        pause.wait(LOOK_INTERVAL_S)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, f"process {pid} stops")

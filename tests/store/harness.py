@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sqlalchemy import Engine
-from tests.waiting import WITHIN_S
+from tests.waiting import wait_until
 
 from headgate.protocol.messages.runner import DescribedTrigger
 from headgate.store.db import schema
@@ -81,16 +80,16 @@ def add(store: Store, *names: str, queue: str = "default") -> list[int]:
 
 def wait_until_blocked(opened: Engine) -> None:
     """Return when some backend of this database waits for a lock."""
-    deadline = time.monotonic() + WITHIN_S
     with opened.connect() as connection:
-        while time.monotonic() < deadline:
-            waiting = connection.exec_driver_sql(
+
+        def waiting() -> int:
+            count: int = connection.exec_driver_sql(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
             ).scalar_one()
             connection.rollback()
-            if waiting:
-                return
-    raise AssertionError("nobody waits")
+            return count
+
+        wait_until(waiting, "somebody waits for a lock")
 
 
 def describe_stream(store: Store) -> Epoch:

@@ -95,6 +95,16 @@ def test_a_log_of_files_survives_with_three_subscribers_whoever_dies(tmp_path: P
     assert all(reached for _, reached in report.deaths)
 
 
+def test_nothing_is_said_to_be_lost_before_the_last_runner_has_had_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without kills all is published before the first runner is there: a machine may be as slow as it likes."""
+    monkeypatch.setattr(crash, "SETTLED_AFTER_S", 0.0)
+    log = tmp_path / "log"
+    report = crash_test(FileLogTrigger(log, "g"), FileLogBroker(log, "g"), messages=5, kills=0)
+    assert report.checked.stored == 5
+
+
 def test_a_producer_that_forgets_too_early_loses_events(broker: FolderBroker, tmp_path: Path) -> None:
     with pytest.raises(CrashTestFailed) as failed:
         crash_producer(faulty_inboxes.Forgetful, broker, tmp_path / "place", "host.event_bound")

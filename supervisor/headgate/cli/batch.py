@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 
 from headgate.cli.main import main
+from headgate.supervisor.setting_sources import ENVIRONMENT_PREFIX
 
 EXIT_BUG = 70  # a command raised what `main` does not expect; its traceback is in the error output
-PREFIX = "HEADGATE_"
 
 
 def run() -> None:
@@ -26,7 +26,7 @@ def run() -> None:
     answers = sys.stdout
     for line in sys.stdin:
         command = json.loads(line)
-        for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
             del os.environ[name]
         os.environ.update(command["environment"])
         code, output, errors = _called(command["arguments"])

@@ -170,7 +170,7 @@ class DagFacts(msgspec.Struct, frozen=True):
     rules: tuple[RulePlace, ...] = ()
 
 
-def explain_dag(facts: DagFacts, supervisors: Sequence[Supervisor] = ()) -> Answer:
+def explain_dag(facts: DagFacts, supervisors: Sequence[Supervisor]) -> Answer:
     """Say when a DAG has its next run, and what has to happen before; ``supervisors`` are those that make it."""
     kind = "signal" if isinstance(facts.of, SignalSchedule) else "event"
     waits = f"; {counted(facts.waits, kind)} waited for runs" if facts.waits else ""

@@ -8,7 +8,7 @@ from headgate.supervisor.runner_lifecycle import RunnerLifecycle
 from headgate.supervisor.tasks.core import TaskCore
 from headgate.supervisor.triggers.assignments import Assignments
 
-PASSED_OVER_TOLD_MAX = 20
+PASSED_OVER_TOLD_MAX = 20  # by name; of the others there is the number
 
 
 def measured(

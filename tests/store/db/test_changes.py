@@ -318,3 +318,15 @@ def test_a_bell_that_was_taken_down_is_hung_up_again(
         assert not store.database.listen_for("events")
         shutil.rmtree(tmp_path / "headgate.db-bells")
         assert store.database.listen_for("events")
+
+
+def test_news_of_some_and_of_any_in_one_transaction_are_news_of_any(store: Store) -> None:
+    with store, store.database.writing() as tx:
+        tx.notify_readers([2])
+        tx.notify_readers([3, 2])
+        assert tx.rings == {"events": {2, 3}}
+        tx.notify_readers([])
+        tx.notify_readers([4])
+        tx.notify_listeners([])
+        tx.notify_listeners([5])
+        assert tx.rings == {"events": set(), "signals": set()}

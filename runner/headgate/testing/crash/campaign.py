@@ -203,7 +203,7 @@ class _Trial:
         self._refused: set[str] = set()  # messages that a subscriber rejected: they need not be stored
         self._strange_rows = 0
         self._publishing_failed: BaseException | None = None
-        self._recovery_s = 0.0  # the longest that messages took to flow, from the start on and after each kill
+        self._recovery_s = 0.0  # the longest that messages, or the last runner, took to come after a start or a kill
         self._gone_at, self._ready_before = 0.0, 0  # when the last runner went, and how many had been ready until then
         self._done: list[tuple[Death, bool]] = []  # and whether the process died at the mark that was planned
 
@@ -353,17 +353,22 @@ class _Trial:
             stored = len(self._rows_seen)
             self._pair.wait_until(lambda: len(self._pair.events()) > stored, "an event is stored again")
 
+    def _wait_last_runner(self) -> None:
+        """Wait until the runner that follows the last kill is ready, if the log says so and one comes at all."""
+        pair, pause = self._pair, threading.Event()
+        while pair.tells_ready and pair.is_running and pair.ready_count() <= self._ready_before:
+            self._recovery_s = max(self._recovery_s, time.monotonic() - self._gone_at)
+            if self._recovery_s > pair.within_s:
+                return
+            pause.wait(REST_INTERVAL_S)
+
     def _come_to_rest(self) -> None:
         """Look until everything is stored and forgotten, or nothing changes any more."""
         expected = sum(self._wanted[name] for name in self._begun) * len(self._subscribers)
-        pause = threading.Event()
-        while self._pair.tells_ready and self._pair.is_running and self._pair.ready_count() <= self._ready_before:
-            self._recovery_s = max(self._recovery_s, time.monotonic() - self._gone_at)
-            if self._recovery_s > self._pair.within_s:
-                break  # none comes
-            pause.wait(REST_INTERVAL_S)
+        self._wait_last_runner()
         changed_at, seen = time.monotonic(), (-1, -1)
         settled_after_s = max(SETTLED_AFTER_S, SETTLED_RECOVERIES * self._recovery_s)
+        pause = threading.Event()
         while time.monotonic() - changed_at < settled_after_s:
             self._look("coming to rest")
             if len(self._rows_seen) >= expected and not (self._has_journal and self._pending):

@@ -50,7 +50,7 @@ def why(
                 except NoSuchRow:
                     if not store.inspect.has_dag(name):
                         raise
-                    _print(store.inspect.why_dag(name), as_json, traceback)
+                    _print(store.inspect.why_dag(name, liveness=liveness), as_json, traceback)
                     return
                 _print(store.inspect.why_trigger(trigger_id, liveness=liveness), as_json, traceback)
             case [dag, run]:

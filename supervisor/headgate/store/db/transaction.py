@@ -166,9 +166,8 @@ class Tx:
         self._ring("signals", key_ids)
 
     def _ring(self, kind: Kind, ids: Collection[int]) -> None:
-        named = self.rings.get(kind)
-        is_any = not ids or (named is not None and not named)
-        self.rings[kind] = frozenset() if is_any else frozenset(ids).union(named or ())
+        before = self.rings.get(kind, ids)
+        self.rings[kind] = frozenset(before).union(ids) if before and ids else frozenset()
 
     def act(
         self,

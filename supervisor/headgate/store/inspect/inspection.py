@@ -75,9 +75,9 @@ class Inspection(
         is_unowned = facts.owner is None
         return why_triggers.explain_trigger(facts, why_facts.supervisors(tx, liveness=liveness, exactly=is_unowned))
 
-    def why_dag(self, name: str) -> Answer:
+    def why_dag(self, name: str, *, liveness: Liveness = BY_SILENCE) -> Answer:
         """Say when a DAG has its next run, and what has to happen before. Raises `NoSuchRow`."""
-        return contracts.explain_dag(self.dag_facts(name), self.supervisors())
+        return contracts.explain_dag(self.dag_facts(name), self.supervisors(liveness=liveness))
 
     @reading
     def status(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[Problem]:

@@ -190,8 +190,8 @@ def _look(tx: Tx, key: _Key, dedups: Sequence[str]) -> tuple[datetime, dict[str,
     clock have been set back.
     """
     first, *others = dedups
-    found = _LOOK.run(tx.connection, of_id=key.id, version=key.last_version, dedup=first).fetchone()
-    now, newest, version = found
+    looked = _LOOK.run(tx.connection, of_id=key.id, version=key.last_version, dedup=first)
+    now, newest, version = looked.fetchone()
     moment = read(tx.connection, now) if tx.clock is None else tx.clock()
     if newest is not None:
         moment = max(moment, read(tx.connection, newest))
