@@ -134,6 +134,21 @@ def test_a_restarted_watcher_that_had_returned_can_be_claimed_with_its_last_even
     assert store.poll(epoch, QUEUES).changed == [trigger_id]
 
 
+def test_a_return_does_not_end_a_watcher_whose_change_was_not_read(store: Store) -> None:
+    (trigger_id,) = add(store, "a")
+    epoch, other = register(store), register(store)
+    claim(store, epoch)
+    store.restart_watcher("a")
+    ended = FinishedTrigger(trigger_id, "run", "returned", 0)
+    store.store_slice(epoch, finished=[ended])
+    store.store_slice(epoch, finished=[ended])
+    assert store.poll(epoch, QUEUES).changed == []
+    assert claim(store, other) == [trigger_id]
+    store.store_slice(epoch, finished=[ended])
+    store.store_slice(other, finished=[ended])
+    assert claim(store, epoch) == [], "the restart counts once"
+
+
 def test_a_held_watcher_stays_held_and_is_not_restarted(store: Store) -> None:
     (trigger_id,) = add(store, "a")
     epoch = register(store)

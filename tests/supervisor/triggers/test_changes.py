@@ -10,7 +10,14 @@ from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watch
 from tests.supervisor.triggers.test_holds import cancelled, hold, put_on_stream
 from tests.supervisor.triggers.test_stream_owners import describe
 
-from headgate.protocol.messages.runner import AbsentSubscriber, CancelTrigger, FinishedTrigger, StateSync, TriggerSpec
+from headgate.protocol.messages.runner import (
+    AbsentSubscriber,
+    CancelTrigger,
+    FinishedTrigger,
+    StateChanges,
+    StateSync,
+    TriggerSpec,
+)
 from headgate.protocol.values import decode_value
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway
@@ -147,14 +154,59 @@ def test_a_watcher_that_had_returned_runs_again_when_it_is_restarted(world: Worl
     assert [again.trigger_id for again in supervisor.created()] == [spec.trigger_id]
 
 
-def test_no_stream_waits_for_a_watcher_that_returned_when_it_was_being_changed(world: World) -> None:
+def returned(spec: TriggerSpec) -> FinishedTrigger:
+    return FinishedTrigger(spec.trigger_id, spec.trigger_run_id, "returned", 1)
+
+
+def test_a_watcher_that_returned_when_it_was_being_changed_runs_with_its_new_values(world: World) -> None:
     supervisor, (spec, _) = started(world, 2)
     world.store.change_watcher("w0", kwargs={"number": 7})
     supervisor.pass_time(1.1)
     supervisor.sent(StateSync)
-    supervisor.round(finished=(FinishedTrigger(spec.trigger_id, spec.trigger_run_id, "returned", 1),))
-    (sync,) = [sync for sync in supervisor.sent(StateSync) if sync.to_cancel]
-    assert sync.to_cancel == (CancelTrigger(spec.trigger_id, "timeout"),)
+    supervisor.round(finished=(returned(spec),))
+    syncs = supervisor.sent(StateSync)
+    assert [sync.to_cancel for sync in syncs if sync.to_cancel] == [], "its stream waits until it is started"
+    (again,) = [spec for sync in syncs for spec in sync.to_create]
+    assert (kwargs_of(again), again.stream) == ({"number": 7}, "abc")
+    supervisor.round(finished=(returned(again),))
+    supervisor.pass_time(QUIET_S)
+    assert supervisor.created() == [], "that one has returned"
+    assert world.store.change_watcher("w0", max_deliveries=3).is_finished
+
+
+def test_a_watcher_that_returned_before_its_restart_was_read_runs_again(world: World) -> None:
+    supervisor, (spec, _) = started(world, 2)
+    world.store.restart_watcher("w0")
+    supervisor.round(finished=(returned(spec),))
+    supervisor.pass_time(POLL_S)
+    (again,) = supervisor.created()
+    assert (again.trigger_id, again.stream) == (spec.trigger_id, "abc")
+    supervisor.round(finished=(returned(again),))
+    supervisor.pass_time(QUIET_S)
+    assert supervisor.created() == [], "that one has returned"
+
+
+def test_a_return_that_is_stored_after_the_restart_was_read_does_not_end_the_watcher(world: World) -> None:
+    supervisor, (spec, _) = started(world, 2)
+    world.store.restart_watcher("w0")
+    supervisor.core.receive(1, StateChanges(round=1, finished=(returned(spec),)), world.now)
+    supervisor.pass_time(1.1)
+    supervisor.pass_time(POLL_S)
+    assert [again.trigger_id for again in supervisor.created()] == [spec.trigger_id]
+
+
+def test_a_watcher_that_returned_after_a_pause_was_ended_is_over(world: World) -> None:
+    supervisor, (spec, _) = started(world, 2)
+    world.store.pause_watcher("w0")
+    supervisor.pass_time(1.1)
+    world.store.resume_watcher("w0")
+    supervisor.pass_time(1.1)
+    supervisor.sent(StateSync)
+    supervisor.round(finished=(returned(spec),))
+    (sync,) = [sync for sync in supervisor.sent(StateSync) if sync.to_cancel or sync.to_create]
+    assert sync.to_cancel == (CancelTrigger(spec.trigger_id, "timeout"),), "no stream waits for it"
+    supervisor.pass_time(QUIET_S)
+    assert supervisor.created() == []
 
 
 def test_a_runner_that_dies_during_a_change_is_followed_by_one_with_the_new_values(world: World) -> None:
@@ -231,6 +283,18 @@ def test_a_watcher_that_is_moved_to_another_queue_is_left_to_a_supervisor_that_s
     (moved,) = fast.created()
     assert (moved.trigger_id, moved.stream) == (spec.trigger_id, "abc")
     assert supervisor.created() == []
+
+
+def test_a_watcher_that_returned_when_it_was_being_moved_runs_in_its_new_queue(world: World) -> None:
+    supervisor, (spec,) = started(world, 1)
+    fast = world.supervisor(msgspec.structs.replace(SETTINGS, queues=("fast",)), pid=2)
+    fast.start_runner()
+    world.store.change_watcher("w0", queue="fast")
+    supervisor.pass_time(1.1)
+    supervisor.round(finished=(returned(spec),))
+    supervisor.pass_time(1.1)
+    fast.pass_time(POLL_S)
+    assert [moved.trigger_id for moved in fast.created()] == [spec.trigger_id]
 
 
 def test_a_watcher_whose_kwargs_no_key_could_decrypt_starts_with_new_ones(world: World) -> None:

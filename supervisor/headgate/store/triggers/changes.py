@@ -3,7 +3,8 @@
 A change is written into the trigger's row, with the time of it (``changed_at``). The owner of the trigger finds it by a
 poll, reads the row again, and starts the trigger again with what it says now; its shared stream waits meanwhile, as for
 one that failed. ``changed_at`` says only that the owner has not read the row yet: whoever claims the trigger reads all
-of it, so a supervisor may die at any point, and the next one starts what the user has asked for.
+of it, so a supervisor may die at any point, and the next one starts what the user has asked for. A run that returns
+before its owner has read the row ends only itself.
 
 ::
 

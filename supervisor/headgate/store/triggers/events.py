@@ -12,7 +12,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import and_, bindparam, func, literal_column, null, or_, select, update
+from sqlalchemy import and_, bindparam, case, func, literal_column, null, or_, select, update
 
 from headgate.protocol.messages.queries import StoredEvent
 from headgate.protocol.messages.runner import (
@@ -227,8 +227,15 @@ _MINE = and_(trigger.c.id == bindparam("id_"), trigger.c.triggerer_id == bindpar
 _RETURNED = Prepared(
     update(trigger)
     .where(_MINE)
-    # It is finished already if the task that waited for it has continued; now its owner has released it, too.
-    .values(finished_at=func.coalesce(trigger.c.finished_at, bindparam("now")), triggerer_id=null())
+    # It is finished already if the task that waited for it has continued; now its owner has released it, too. If a user
+    # has changed or restarted it since its owner last read it, it is not finished: whoever claims it starts it again.
+    .values(
+        finished_at=case(
+            (trigger.c.changed_at.is_not(None), trigger.c.finished_at),
+            else_=func.coalesce(trigger.c.finished_at, bindparam("now")),
+        ),
+        triggerer_id=null(),
+    )
 )
 _FAILED = Prepared(
     update(trigger)

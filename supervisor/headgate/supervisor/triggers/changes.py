@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import structlog
 
-from headgate.protocol.messages.runner import AbsentSubscriber, CancelTrigger, StateSync
+from headgate.protocol.messages.runner import AbsentSubscriber, CancelTrigger, FinishedTrigger, StateSync
 from headgate.store.triggers.leases import ClaimedTrigger
 from headgate.supervisor.triggers.assignments import Assignments
 from headgate.supervisor.triggers.releases import Releases
@@ -21,6 +22,7 @@ class Changes:
         self._assignments = assignments
         self._releases = releases
         self._queues = frozenset(queues)
+        self._changed: dict[int, str] = {}  # owned triggers, with the last run that each began before its change
 
     def take(self, changed: Sequence[ClaimedTrigger], now: float) -> tuple[StateSync | None, list[ClaimedTrigger]]:
         """Take changed triggers; return a message for the runner, and those that must be assigned.
@@ -32,6 +34,8 @@ class Changes:
         cancels: list[CancelTrigger] = []
         absent: list[AbsentSubscriber] = []
         new: list[ClaimedTrigger] = []
+        self._changed = {each: run for each, run in self._changed.items() if each in self._assignments}
+        self._changed |= {one.id: run for one in changed if (run := self._assignments.run_of(one.id))}
         for trigger in changed:
             is_served = trigger.queue in self._queues
             log.info("a trigger is changed by a user", trigger_id=trigger.id, trigger_name=trigger.name, here=is_served)
@@ -47,3 +51,13 @@ class Changes:
                 cancels.append(parts[0])
                 absent += [parts[1]] if parts[1] is not None else []
         return (StateSync(to_cancel=tuple(cancels), absent=tuple(absent)) if cancels else None), new
+
+    def end_of(self, finished: FinishedTrigger) -> FinishedTrigger:
+        """Return the end of a run as it is to be stored.
+
+        One that returned after a user has changed its trigger, or restarted it, counts as cancelled for that: the
+        trigger has not returned with its new values. The store does the same with a change that was not read yet.
+        """
+        if finished.outcome != "returned" or self._changed.get(finished.trigger_id) != finished.trigger_run_id:
+            return finished
+        return msgspec.structs.replace(finished, outcome="cancelled", reason="reassigned")

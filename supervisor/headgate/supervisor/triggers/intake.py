@@ -134,7 +134,10 @@ class Tally(NamedTuple):
 
 
 class Intake:
-    """The queue of slices that wait for the database. One `step` is one transaction; ``clock`` measures its seconds."""
+    """The queue of slices that wait for the database. One `step` is one transaction; ``clock`` measures its seconds.
+
+    ``end_of`` is asked in the step that stores the end of a run as what it is to be stored.
+    """
 
     def __init__(
         self,
@@ -144,8 +147,10 @@ class Intake:
         slice_events_max: int,
         retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
+        end_of: Callable[[FinishedTrigger], FinishedTrigger] = lambda finished: finished,
     ) -> None:
         self._store = store
+        self._end_of = end_of
         self._figures = Figures() if figures is None else figures
         self._slice_size = SliceSize(slice_events_max)
         self._clock = clock
@@ -237,6 +242,7 @@ class Intake:
             return None
         slice_ = self._take_slice()
         tally = self._tally_of(slice_)
+        finished = tuple(map(self._end_of, slice_.finished))
         result = NOTHING_STORED
         begun_at = self._clock()
         try:
@@ -245,7 +251,7 @@ class Intake:
                     epoch,
                     events=slice_.events,
                     refused=slice_.refused,
-                    finished=slice_.finished,
+                    finished=finished,
                     described=slice_.described,
                     redriven=slice_.redriven,
                 )
@@ -270,7 +276,7 @@ class Intake:
         return Stored(
             slice_.incarnation,
             self._answer(slice_, tally),
-            slice_.finished,
+            finished,
             result,
             slice_.described,
             slice_.redriven,
