@@ -103,6 +103,9 @@ class SupervisorCore:
         self._task_logs = task_logs
         self._commands: list[Command] = []
         self._leaving = Leaving(drain_s=settings.drain_s)
+        self.intake = Intake(
+            store, figures, slice_events_max=settings.slice_events_max, retry=retry_of("events", outage), clock=clock
+        )
         self.leases = Leases(
             store,
             identity,
@@ -123,14 +126,6 @@ class SupervisorCore:
         self.releases = Releases(store, self.assignments, retry=retry_of("releases", outage))
         self.holds = Holds(store, self.assignments, retry=retry_of("holds", outage))
         self.changes = Changes(self.assignments, self.releases, queues=settings.queues)
-        self.intake = Intake(
-            store,
-            figures,
-            slice_events_max=settings.slice_events_max,
-            retry=retry_of("events", outage),
-            clock=clock,
-            end_of=self.changes.end_of,
-        )
         self.redrives = Redrives(store, self.assignments, frame_bytes_max=frame_max, retry=retry_of("redrives", outage))
         self.credits = Credits(store.tasks, self.assignments, retry=retry_of("credits", outage))
         self.blame = Blame(
@@ -382,7 +377,9 @@ class SupervisorCore:
     # --- rounds -----------------------------------------------------------------------------------
 
     def _store_slice(self, now: float) -> None:
-        stored = self.intake.step(self.leases.epoch, now) if self.leases.is_held else None
+        if not self.leases.is_held:
+            return
+        stored = self.intake.step(self.leases.epoch, now, end_of=self.changes.end_of)
         if stored is None:
             return
         if stored.answer is not None and self.runner.is_listening(stored.incarnation):

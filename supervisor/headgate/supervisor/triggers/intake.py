@@ -134,10 +134,7 @@ class Tally(NamedTuple):
 
 
 class Intake:
-    """The queue of slices that wait for the database. One `step` is one transaction; ``clock`` measures its seconds.
-
-    ``end_of`` is asked in the step that stores the end of a run as what it is to be stored.
-    """
+    """The queue of slices that wait for the database. One `step` is one transaction; ``clock`` measures its seconds."""
 
     def __init__(
         self,
@@ -147,10 +144,8 @@ class Intake:
         slice_events_max: int,
         retry: DatabaseRetry,
         clock: Callable[[], float] = time.monotonic,
-        end_of: Callable[[FinishedTrigger], FinishedTrigger] = lambda finished: finished,
     ) -> None:
         self._store = store
-        self._end_of = end_of
         self._figures = Figures() if figures is None else figures
         self._slice_size = SliceSize(slice_events_max)
         self._clock = clock
@@ -233,16 +228,19 @@ class Intake:
         """Return the time at which the next `step` is due; None while nothing waits."""
         return self._retry.at if self._waiting else None
 
-    def step(self, epoch: Epoch, now: float) -> Stored | None:
+    def step(
+        self, epoch: Epoch, now: float, end_of: Callable[[FinishedTrigger], FinishedTrigger] = lambda finished: finished
+    ) -> Stored | None:
         """Store the next slice; return the result, or None if there was nothing to do or no database.
 
-        Raises `LeaseLost` if another supervisor has taken over; then nothing was written.
+        ``end_of`` says as what the end of a run is to be stored, at this moment. Raises `LeaseLost` if another
+        supervisor has taken over; then nothing was written.
         """
         if not self._waiting or not self._retry.ready(now):
             return None
         slice_ = self._take_slice()
         tally = self._tally_of(slice_)
-        finished = tuple(map(self._end_of, slice_.finished))
+        finished = tuple(map(end_of, slice_.finished))
         result = NOTHING_STORED
         begun_at = self._clock()
         try:
