@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import states
 from tests.store import ends
 from tests.store.harness import Query, register
-from tests.store.signals.rules_harness import Jobs
+from tests.store.signals.rules_harness import Jobs, ruled
 from tests.store.tasks.streams_harness import stream_wait
 from tests.supervisor.tasks_harness import WAIT, Tasks
 
@@ -183,6 +183,20 @@ def test_why_of_a_run_says_it_of_every_task_that_waits(call_database: Any, etl: 
     assert "about to be scheduled" in call_database("why", "etl", "r1").out
     etl.store.tasks.cancel_run(etl.run)
     assert call_database("why", "etl", "r1").out == "run r1 of etl is failed; none of its tasks is waiting\n"
+
+
+def test_why_of_a_run_that_signals_keep_open_says_how_it_ends(
+    call_database: Any, users_store: Store, query: Query
+) -> None:
+    jobs = Jobs(users_store, query, ruled())
+    jobs.send("go")
+    jobs.end(jobs.dispatch())
+    open_ = "run r1 of etl is running; none of its tasks is waiting, but signals may start each of them, until "
+    assert call_database("why", "etl", "r1").out == f"{open_}`headgate runs end etl r1`\n"
+    users_store.signals.end_run(jobs.tasks.run)
+    assert call_database("why", "etl", "r1").out == "run r1 of etl is running; none of its tasks is waiting\n"
+    jobs.settle()
+    assert call_database("why", "etl", "r1").out == "run r1 of etl is success; none of its tasks is waiting\n"
 
 
 def test_why_of_a_deferred_task_and_of_its_trigger_agree(call_database: Any, etl: Tasks) -> None:

@@ -53,6 +53,7 @@ class Graph:
         # Tasks with rules about signals, and of these the ones that wait for a signal to start them.
         self.ruled = {task.task_id: task for task in spec.tasks if task.signals is not None}
         self.started_by_signals = {name for name, task in self.ruled.items() if task.signals and task.signals.starts}
+        self.is_started_by_signals_alone = bool(self.tasks) and self.started_by_signals == self.tasks.keys()
         # Tasks whose ends meet rules.
         rules = [rule for task in spec.tasks if task.signals is not None for rule in task.signals.rules]
         self.watched = frozenset(rule.task_id for rule in rules if isinstance(rule, TaskRule))
@@ -132,7 +133,7 @@ def _may_end(graph: Graph, unfinished: set[str], now: Mapping[str, frozenset[Tas
     """Whether a run ends with these tasks skipped: none, or such as wait for signals to start them."""
     if any(name not in graph.started_by_signals or now[name] != _NONE for name in unfinished):
         return False
-    return is_ending or not graph.started_by_signals or graph.started_by_signals != graph.tasks.keys()
+    return is_ending or not graph.is_started_by_signals_alone
 
 
 def _has_necessary_only(task: TaskSpec) -> bool:

@@ -95,6 +95,7 @@ def _print_errors(answer: Answer, of: str = "") -> None:
 
 def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, as_json: bool, with_errors: bool) -> None:
     from headgate.scheduling.states import UNFINISHED
+    from headgate.scheduling.why import command
 
     line = store.inspect.run(dag, run).line
     tasks = store.inspect.tasks(dag=dag, run_id=line.run_id, states=sorted(UNFINISHED), limit=TASKS_EXPLAINED_MAX + 1)
@@ -107,7 +108,10 @@ def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, as_json: 
         rows.append(dict(zip(_RUN_COLUMNS, values, strict=True)) | ({"errors": answer.errors} if with_errors else {}))
         answers.append((task.task_id, answer))
     if not as_json:
-        print(f"run {line.run_id} of {dag} is {line.state}" + ("" if rows else "; none of its tasks is waiting"))
+        waiting = "" if rows else "; none of its tasks is waiting"
+        if not rows and store.inspect.is_kept_open(line.id):
+            waiting += f", but signals may start each of them, until `{command('runs', 'end', dag, line.run_id)}`"
+        print(f"run {line.run_id} of {dag} is {line.state}{waiting}")
     if as_json:
         print_json_lines(rows)
     elif rows:
@@ -115,8 +119,6 @@ def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, as_json: 
         for task_id, answer in answers if with_errors else ():
             _print_errors(answer, f"{task_id}: ")
     if len(tasks) > TASKS_EXPLAINED_MAX and not as_json:
-        from headgate.scheduling.why import command
-
         print(
             f"Only the first {TASKS_EXPLAINED_MAX} are shown; `{command('tasks', 'list', dag, line.run_id)}` has all."
         )

@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, func, select
 
 from headgate.protocol.messages.rules import SignalRule, rule_name
 from headgate.protocol.messages.schedules import SignalSchedule
-from headgate.scheduling import signal_rules
+from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.contracts import DagFacts, RulePlace
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
@@ -41,6 +41,17 @@ class RunSignals(Verbs):
         row = tx.connection.execute(of_run).first()
         rules = () if row is None else read_spec(row.name, row.spec).end_on
         return _places(tx, rules, (signal_wait.c.dag_run_id == run) & signal_wait.c.task_instance_id.is_(None))
+
+    @reading
+    def is_kept_open(self, tx: Tx, run: DagRunId) -> bool:
+        """Whether a run does not end by itself: signals start all of its tasks, and nobody has said that it is to end.
+
+        See `headgate.scheduling.planning.decide`.
+        """
+        goes_on = (dag_run.c.ended_at.is_(None), dag_run.c.is_ending.is_(False))
+        of_run = select(dag.c.name, dag.c.spec).select_from(dag_run.join(dag)).where(dag_run.c.id == run, *goes_on)
+        row = tx.connection.execute(of_run).first()
+        return row is not None and planning.Graph(read_spec(row.name, row.spec)).is_started_by_signals_alone
 
 
 class DagPlaces(DagInspection):
