@@ -160,10 +160,17 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ),
     (
         "moved",
-        task(S.SCHEDULED, endless=EndlessFacts(moves=3, begins_in_s=4.0), last_error="killed by SIGKILL"),
+        task(S.SCHEDULED, endless=EndlessFacts(moves=3), begins_in_s=4.0, last_error="killed by SIGKILL"),
         [sup(endless_workers=2)],
         "lost its worker 3 times in a row: killed by SIGKILL",
         "begins again in 4.0 s, in the same try",
+    ),
+    (
+        "cannot_begin",
+        task(S.SCHEDULED, begins_in_s=4.0, last_error="the DAG file a.py is not there"),
+        [ALIVE],
+        "it cannot begin: the DAG file a.py is not there",
+        "a worker tries again in 4.0 s, in the same try",
     ),
     (
         "old_worker",

@@ -65,9 +65,11 @@ def lose_worker(verbs: TaskVerbs, epoch: Epoch, instance: TaskInstanceId, token:
     return _store(verbs, epoch, instance, token, WorkerLost(reason))
 
 
-def give_back(verbs: TaskVerbs, epoch: Epoch, instance: TaskInstanceId, token: str) -> TaskState | None:
+def give_back(
+    verbs: TaskVerbs, epoch: Epoch, instance: TaskInstanceId, token: str, reason: str = ""
+) -> TaskState | None:
     """Say that no worker has begun a step; return the task's new state, None if it is not this step's."""
-    return _store(verbs, epoch, instance, token, NotBegun())
+    return _store(verbs, epoch, instance, token, NotBegun(reason))
 
 
 def _store(

@@ -9,7 +9,7 @@ from typing import Final
 from headgate.child.error_text import describe_error
 from headgate.protocol.messages.queries import StartSignal
 from headgate.protocol.messages.rules import Action
-from headgate.protocol.messages.steps import StepFailed
+from headgate.protocol.messages.steps import StepFailed, StepNotBegun
 from headgate.protocol.messages.worker import DecideSignals, SignalsDecided
 from headgate.protocol.values import decode_value
 from headgate.signals.base import SignalVersion
@@ -28,6 +28,8 @@ def run(asked: DecideSignals, *, on_decided: Callable[[Action], None]) -> Signal
     """
     begun_at = time.monotonic()
     operator = find_task(asked.file, asked.dag_id, asked.task_id)
+    if isinstance(operator, StepNotBegun):
+        return SignalsDecided(asked.token, error=operator.reason, is_unloaded=True)
     if isinstance(operator, StepFailed):
         return SignalsDecided(asked.token, error=operator.error, traceback=operator.traceback, is_unloaded=True)
     for signal in asked.signals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from headgate.protocol.messages.queries import (
     StartSignals,
     XComPage,
 )
-from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed
+from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed, StepNotBegun
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
 from headgate.tasks.context import Context, RunAsset, TaskStream, XComReader, make_context
@@ -43,7 +44,7 @@ def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[
     """
     try:
         operator = find_task(step.file, step.dag_id, step.task_id)
-        if isinstance(operator, StepFailed):
+        if isinstance(operator, StepFailed | StepNotBegun):
             return StepEnded(step.token, operator)
         if step.ends_at_s is not None and time.monotonic() >= step.ends_at_s:
             return StepEnded(step.token, StepFailed(EXECUTION_TIMEOUT_OVER))  # while its file was loaded
@@ -60,13 +61,16 @@ def run(step: Step, *, ask: QueryHandler, killing: Killing, on_loaded: Callable[
         return StepEnded(step.token, StepFailed(f"DAG {step.dag_id!r}, task {step.task_id!r}: {text}", trace))
 
 
-def find_task(file: str, dag_id: str, task_id: str) -> BaseOperator | StepFailed:
-    """Load a DAG file and return a task of it, or the failure of a step that needs it. Raises only `StepStopped`."""
+def find_task(file: str, dag_id: str, task_id: str) -> BaseOperator | StepFailed | StepNotBegun:
+    """Load a DAG file and return a task of it, or the end of a step that needs it. Raises only `StepStopped`."""
     try:
         dags = load_dags(file)
     except StepStopped:
         raise
     except BaseException as error:  # also SystemExit, which the author's file may raise
+        if isinstance(error, FileNotFoundError) and error.filename == os.path.abspath(file):
+            # It is being replaced, or its disk is not mounted: no fault of the task, and none of its tries is lost.
+            return StepNotBegun(f"the DAG file {file} is not there")
         linecache.checkcache()
         text, trace = describe_error(error)
         return StepFailed(f"the DAG file {file} cannot be loaded: {text}", trace)

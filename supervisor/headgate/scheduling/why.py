@@ -255,10 +255,9 @@ class RuleFacts(msgspec.Struct, frozen=True):
 
 
 class EndlessFacts(msgspec.Struct, frozen=True):
-    """An endless task: how many workers in a row it has lost, and when it may begin again, if it was moved."""
+    """An endless task: how many workers in a row it has lost."""
 
     moves: int = 0
-    begins_in_s: float | None = None
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
@@ -308,6 +307,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     rules: tuple[RuleFacts, ...] = ()
     is_ending: bool = False  # signals start nothing of its run any more
     endless: EndlessFacts | None = None
+    begins_in_s: float | None = None  # no worker gets it before: it was moved, or could not begin
     old_owner: Supervisor | None = None
 
     @property

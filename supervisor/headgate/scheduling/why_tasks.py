@@ -13,7 +13,6 @@ from headgate.scheduling.states import FAIL_METHOD, TERMINAL
 from headgate.scheduling.trigger_rules import ready
 from headgate.scheduling.why import (
     Answer,
-    EndlessFacts,
     Finding,
     Supervisor,
     TaskFacts,
@@ -244,8 +243,10 @@ def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Find
     if nobody is not None:
         found.append(nobody)
     found += [*_pool(facts), *_old_worker(facts)]
-    if facts.endless is not None:
-        found += _endless(facts, facts.endless, supervisors)
+    if facts.begins_in_s is not None and facts.begins_in_s > 0:
+        found.append(_waits_to_begin(facts, facts.begins_in_s))
+    elif facts.endless is not None:
+        found += _endless(facts, supervisors)
     if not found:
         busy = sum(one.tasks for one in supervisors if facts.queue in one.queues)
         text = f"it waits{_now(facts)} for a free worker of the queue {facts.queue!r}; {busy:,} tasks have one"
@@ -264,12 +265,19 @@ def _old_worker(facts: TaskFacts) -> list[Finding]:
     return [Finding("old_worker", text, soon)]
 
 
-def _endless(facts: TaskFacts, endless: EndlessFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
-    """Return why an endless task has no worker: it was moved and waits, or all that are for such tasks are taken."""
-    if endless.begins_in_s is not None and endless.begins_in_s > 0:
-        in_a_row = "once" if endless.moves == 1 else f"{endless.moves:,} times in a row"
-        text = f"it has lost its worker {in_a_row}: {shortened(facts.last_error)}"
-        return [Finding("moved", text, f"it begins again {moment(endless.begins_in_s)}, in the same try")]
+def _waits_to_begin(facts: TaskFacts, in_s: float) -> Finding:
+    """Return that a task was moved, or could not begin, and waits."""
+    moves = 0 if facts.endless is None else facts.endless.moves
+    if not moves:
+        text = f"it cannot begin: {shortened(facts.last_error)}"
+        return Finding("cannot_begin", text, f"a worker tries again {moment(in_s)}, in the same try")
+    in_a_row = "once" if moves == 1 else f"{moves:,} times in a row"
+    text = f"it has lost its worker {in_a_row}: {shortened(facts.last_error)}"
+    return Finding("moved", text, f"it begins again {moment(in_s)}, in the same try")
+
+
+def _endless(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    """Return why an endless task has no worker, as it may begin: all that are for such tasks are taken."""
     serving = [one for one in alive(supervisors) if facts.queue in one.queues and one.workers]
     places = sum(one.endless_workers for one in serving)
     taken = sum(one.endless_tasks for one in serving)

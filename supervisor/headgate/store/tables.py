@@ -439,7 +439,7 @@ task_instance = Table(
     Column("active_max", BigInteger),  # how many instances of the task may be with workers at once, in this run
     Column("is_endless", Boolean, nullable=False, server_default=false()),  # it gets a worker beside the pool
     Column("moves", BigInteger, nullable=False, server_default=text("0")),  # of an endless one: lost workers in a row
-    Column("begins_at", UtcDateTime),  # no worker gets it before, because it was moved
+    Column("begins_at", UtcDateTime),  # no worker gets it before: it was moved, or could not begin
     # Of the worker that has it although a user, or a signal, has ended it: until that is gone no other one gets it.
     Column("old_token", Text),
     Column("old_owner_id", BigInteger),  # an epoch as ``triggerer_id``; if its lease is over its worker is gone

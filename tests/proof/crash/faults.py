@@ -185,12 +185,13 @@ class FaultInjector:
 
     def _stop_worker(self, pid: int) -> None:
         """A worker that stands still keeps its step and goes on where it was, unless others wait behind that step."""
-        self._truth.note_fault("stop", pid)
         send(pid, signal.SIGSTOP)
         self.control.release()
         try:
             self._workload.wait_progress()
         finally:
+            # Not before: it may be given, and lose, a task that is made while it stands still.
+            self._truth.note_fault("stop", pid)
             send(pid, signal.SIGCONT)
 
     def _stop_runner(self, pid: int) -> None:

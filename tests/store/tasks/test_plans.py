@@ -8,6 +8,7 @@ from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages.dags import DEFAULT_POOL, TaskSpec
 from headgate.store.db.engine import open_engine
+from headgate.store.db.times import bound
 from headgate.store.store import Store
 from headgate.store.tasks import dispatch
 
@@ -19,7 +20,9 @@ def test_a_dispatch_reads_the_most_urgent_tasks_first_and_sorts_none(
     engine = open_engine(database_url)
     resumed = "CASE WHEN i % 100 = 0 THEN 'resume' END"
     insert_rows(engine, 10_000, f"dag_run_id, 'many' || i, -1, 'scheduled', {resumed}, i % 7")
-    asked = {"of_pool": DEFAULT_POOL, "of_queue": "default", "slots": 128, "limit": 4}
+    with store.database.reading() as tx:
+        now = bound(tx.connection, tx.now)
+    asked = {"of_pool": DEFAULT_POOL, "of_queue": "default", "slots": 128, "limit": 4, "now": now}
     plan = plan_of(engine, dispatch._CANDIDATES, **asked)
     assert "ix_task_instance_scheduled" in plan, plan
     assert "sort" not in plan.lower(), plan

@@ -13,7 +13,7 @@ import pytest
 from tests.supervisor.executors.workers_harness import Author, MakePool, Pool
 
 from headgate.protocol.messages.queries import EncodedValue, GetXCom, Response
-from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepSkipped, StepSucceeded, XCom
+from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepNotBegun, StepSkipped, StepSucceeded, XCom
 from headgate.protocol.messages.worker import AssetEvent
 from headgate.protocol.values import decode_value, encode_value
 from headgate.supervisor.children import worker as worker_module
@@ -97,16 +97,25 @@ def test_the_context_says_what_the_run_is_for(author: Author, pool: Pool) -> Non
     assert [(asset, payload, moment.timestamp()) for asset, payload, moment in events] == [("s3://a", {"n": 1}, 3600.0)]
 
 
-def test_a_file_dag_or_task_that_is_gone_is_named(author: Author, pool: Pool, tmp_path: Path) -> None:
+def test_a_dag_or_task_that_is_gone_is_named(author: Author, pool: Pool) -> None:
     step = author.step("def f(context): pass")
     for fields, error in (
         ({"task_id": "gone"}, r"DAG 'd' no longer has the task 'gone'; it has 't'"),
         ({"dag_id": "gone"}, r"no longer has the DAG 'gone'; it has 'd'"),
-        ({"file": str(tmp_path / "no.py")}, r"no\.py cannot be loaded: FileNotFoundError"),
     ):
         outcome = pool.run(author.step_of(Path(step.file), **fields))
         assert isinstance(outcome, StepFailed)
         assert re.search(error, outcome.error), outcome.error
+
+
+def test_a_step_whose_file_is_not_there_has_not_begun(author: Author, pool: Pool, tmp_path: Path) -> None:
+    step = author.step("def f(context): pass")
+    outcome = pool.run(author.step_of(tmp_path / "no.py"))
+    assert outcome == StepNotBegun(f"the DAG file {tmp_path / 'no.py'} is not there")
+    Path(step.file).write_text("open('nothing')")
+    outcome = pool.run(author.step_of(Path(step.file)))
+    assert isinstance(outcome, StepFailed), "a file that the DAG file itself opens"
+    assert isinstance(pool.run(author.step("def f(context): pass")), StepSucceeded)
 
 
 def test_an_interrupt_or_an_exit_of_the_authors_own_is_a_failure(author: Author, pool: Pool) -> None:

@@ -12,7 +12,7 @@ from tests.supervisor.tasks_harness import Tasks
 from headgate.protocol.messages import queries
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.protocol.messages.queries import EncodedValue, QueryResult, Response
-from headgate.protocol.messages.steps import StepDeferred, StepOutcome
+from headgate.protocol.messages.steps import StepDeferred, StepNotBegun, StepOutcome
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import encode_value
 from headgate.scheduling.bundles import Room, StepTimes
@@ -91,6 +91,10 @@ class FakeExecutor:
     def give_back(self, token: str) -> None:
         del self.steps[token]
         self.pending.append(StepReturned(token))
+
+    def give_up(self, token: str, reason: str) -> None:
+        del self.steps[token]
+        self.pending.append(StepEnded(token, StepNotBegun(reason)))
 
     def lose(self, token: str, reason: str) -> None:
         del self.steps[token]

@@ -14,6 +14,8 @@ from headgate.protocol.messages.dags import TaskSpec
 from headgate.protocol.messages.steps import StepSucceeded
 from headgate.scheduling.bundles import BUNDLE_S, Places, Room, StepKind, StepTimes
 from headgate.store.store import Store
+from headgate.store.tasks.dispatch import TaskToRun
+from headgate.store.tasks.outcomes import LOADED_AGAIN_S
 
 SHORT_S = 0.001
 
@@ -73,6 +75,16 @@ def test_a_returned_step_is_given_again_in_the_same_try(store: Store, query: Que
     assert scene.tasks.state() is S.SUCCESS
 
 
+def test_a_step_whose_dag_file_is_not_there_is_logged_and_waits(store: Store, query: Query) -> None:
+    scene = Scene(store, query, workers=1)
+    token = scene.begin()
+    scene.executor.give_up(token, "the DAG file etl.py is not there")
+    scene.step()
+    assert scene.executor.steps == {}, "no worker tries again at once"
+    assert (scene.tasks.state(), scene.tasks.row()["try_number"]) == (S.SCHEDULED, 1)
+    assert scene.logs.events() == ["it could not begin, and is tried again, in the same try"]
+
+
 def test_a_step_that_was_cleared_before_it_began_begins_anew(store: Store, query: Query) -> None:
     scene = Scene(store, query, workers=1)
     token = scene.begin()
@@ -114,6 +126,52 @@ def test_what_was_resumed_and_not_begun_goes_on_with_the_time_of_its_try(open_st
     ]
     (again,) = tasks.dispatch()
     assert (again.next_method, again.event, again.remaining_s) == (task.next_method, task.event, 40.0)
+
+
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_what_could_not_begin_is_given_to_a_worker_again_after_a_while(
+    open_store: OpenStore, query: Query, is_endless: bool
+) -> None:
+    clock = Clock()
+    tasks = Tasks(open_store(clock=clock), query, endless=is_endless)
+    why = "the DAG file etl.py is not there"
+
+    def given() -> list[TaskToRun]:
+        return tasks.store.tasks.dispatch(tasks.epoch, limit=1, queues=QUEUES, endless=1).tasks
+
+    tasks.plan()
+    (task,) = given()
+    for _ in range(2):
+        assert ends.give_back(tasks.store.tasks, tasks.epoch, tasks.a, task.token, why) is S.SCHEDULED
+        assert tasks.row()["last_error"] == why
+        clock.advance(LOADED_AGAIN_S - 1.0)
+        assert given() == []
+        clock.advance(1.0)
+        (task,) = given()
+        assert task.try_number == 1
+    assert ends.succeed(tasks.store.tasks, tasks.epoch, tasks.a, task.token)
+    assert tasks.row()["last_error"] is None
+
+
+def test_what_was_resumed_and_could_not_begin_keeps_its_event(open_store: OpenStore, query: Query) -> None:
+    clock = Clock()
+    tasks = Tasks(open_store(clock=clock), query)
+    _, trigger_id = tasks.defer_it()
+    tasks.store.store_slice(tasks.epoch, events=[event_of(trigger_id, "fired")])
+    (task,) = tasks.dispatch()
+    ends.give_back(tasks.store.tasks, tasks.epoch, tasks.a, task.token, "no file")
+    clock.advance(LOADED_AGAIN_S)
+    (again,) = tasks.dispatch()
+    assert (again.next_method, again.event) == (task.next_method, task.event)
+
+
+def test_what_was_cleared_before_it_could_begin_need_not_wait(open_store: OpenStore, query: Query) -> None:
+    tasks = Tasks(open_store(clock=Clock()), query)
+    token = tasks.run_it()
+    ends.give_back(tasks.store.tasks, tasks.epoch, tasks.a, token, "no file")
+    tasks.clear_it()
+    tasks.plan()
+    assert len(tasks.dispatch()) == 1
 
 
 def test_a_step_that_is_not_the_tasks_any_more_returns_nothing(store: Store, query: Query) -> None:

@@ -114,3 +114,9 @@ class StepHandled(WireStruct, frozen=True, tag="handled"):
 
 
 StepOutcome: TypeAlias = StepSucceeded | StepSkipped | StepFailed | StepDeferred | StepHandled
+
+
+class StepNotBegun(WireStruct, frozen=True, tag="not_begun"):
+    """Nothing of the step has run, because its DAG file is not there: its try goes on when the file is back."""
+
+    reason: str

@@ -39,7 +39,7 @@ from headgate.protocol.messages.maps import OwnValue
 from headgate.protocol.messages.queries import Request, Response, StartSignal
 from headgate.protocol.messages.rules import Action
 from headgate.protocol.messages.runner import FRAME_BYTES_MAX
-from headgate.protocol.messages.steps import StepOutcome
+from headgate.protocol.messages.steps import StepNotBegun, StepOutcome
 from headgate.protocol.messages.task_streams import StreamPart
 
 # Steps that a worker has at once, with the one that runs: so many tries at most are lost with a supervisor for each of
@@ -185,7 +185,7 @@ class StepEnded(WireStruct, frozen=True, tag="step_ended"):
     """
 
     token: str
-    outcome: StepOutcome
+    outcome: StepOutcome | StepNotBegun
     map_name: str | None = None
     took_s: float = 0.0
 

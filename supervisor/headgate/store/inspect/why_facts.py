@@ -365,7 +365,8 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         rules=_rules(tx, task.id, spec, is_open=row.run_state not in ("success", "failed")),
         is_ending=bool(row.is_ending),
         old_owner=supervisor(tx, row.old_owner_id, liveness=liveness),
-        endless=EndlessFacts(row.moves, _until(tx.now, row.begins_at)) if row.is_endless else None,
+        endless=EndlessFacts(row.moves) if row.is_endless else None,
+        begins_in_s=_until(tx.now, row.begins_at),
     )
 
 

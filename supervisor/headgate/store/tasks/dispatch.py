@@ -170,10 +170,10 @@ class DispatchVerbs(GraphVerbs):
         now, candidates = bound(tx.connection, tx.now), list[Candidate]()
         for name in [name for name, count in free.items() if count > 0]:
             for queue in dict.fromkeys(queues):
-                of = {"of_pool": name, "of_queue": queue, "slots": slots[name]}
+                of = {"of_pool": name, "of_queue": queue, "slots": slots[name], "now": now}
                 rows = list(_CANDIDATES.run(tx.connection, **of, limit=limit).fetchall()) if limit else []
                 if endless:
-                    rows += _ENDLESS.run(tx.connection, **of, limit=endless, now=now).fetchall()
+                    rows += _ENDLESS.run(tx.connection, **of, limit=endless).fetchall()
                 candidates += [Candidate(*row) for row in rows]
         chosen, has_more = fit(candidates, slots, free, limit, places, endless)
         return Dispatched(self._give(tx, chosen), passed_over, has_more, _endless_in_s(tx) if endless else None)
@@ -353,6 +353,7 @@ _ACTIVE_ROOM = _C.active_max - (
     .correlate(task_instance)
     .scalar_subquery()
 )
+_MAY_BEGIN = or_(_C.begins_at.is_(None), _C.begins_at <= bindparam("now", type_=UtcDateTime()))
 _ACTIVE_ROOM_IF_LIMITED = case((_C.active_max.is_not(None), _ACTIVE_ROOM))
 
 
@@ -369,7 +370,7 @@ def _candidates(kind: str, *which: ColumnElement[bool]) -> Prepared:
             _C.pool == bindparam("of_pool"),
             _C.queue == bindparam("of_queue"),
             _C.pool_slots <= bindparam("slots"),
-            *(_IS_ACTIVE, task_rows.IS_LEFT_ALONE),
+            *(_MAY_BEGIN, _IS_ACTIVE, task_rows.IS_LEFT_ALONE),
             or_(_C.active_max.is_(None), _ACTIVE_ROOM_IF_LIMITED > 0),
         )
         .order_by(_IS_RESUMED.desc(), _C.priority_weight.desc(), _C.id)
@@ -379,8 +380,7 @@ def _candidates(kind: str, *which: ColumnElement[bool]) -> Prepared:
 
 
 _CANDIDATES = _candidates("0", task_rows.is_in(TaskState.SCHEDULED), literal_column("NOT task_instance.is_endless"))
-_MAY_BEGIN = or_(_C.begins_at.is_(None), _C.begins_at <= bindparam("now", type_=UtcDateTime()))
-_ENDLESS = _candidates("1", _WAITS_ENDLESS, _MAY_BEGIN)
+_ENDLESS = _candidates("1", _WAITS_ENDLESS)
 
 
 class _ToRun(NamedTuple):

@@ -56,6 +56,7 @@ ADOPTED_MAX = 500  # tasks of one transaction: some tens of milliseconds
 HEALTHY_S = 60.0  # an endless task that has run for so long gets its tries back, and is moved without a longer wait
 MOVE_WAIT_S = 1.0  # before an endless task begins again elsewhere; doubled with each worker that it loses in a row
 MOVE_WAIT_MAX_S = 60.0
+LOADED_AGAIN_S = 10.0  # before a step is tried again whose DAG file was not there
 
 
 class Adopted(msgspec.Struct, frozen=True):
@@ -92,7 +93,12 @@ class WorkerLost(msgspec.Struct, frozen=True):
 
 
 class NotBegun(msgspec.Struct, frozen=True):
-    """The end of a step that no worker has begun, and none will under its token: its try goes on."""
+    """The end of a step that no worker has begun, and none will under its token: its try goes on.
+
+    With a ``reason``, for which none can begin it now, it is given to a worker again after `LOADED_AGAIN_S`.
+    """
+
+    reason: str = ""
 
 
 class StepEnd(msgspec.Struct, frozen=True):
@@ -180,7 +186,11 @@ class OutcomeVerbs(Verbs):
         # Those with streams first, because a slice of another supervisor may wait for these tasks while they run.
         new_states: dict[str, TaskState | None] = {**_go_on_with_streams(tx, in_order)}
         new_states |= _end_well(tx, in_order)
-        new_states |= _return(tx, [end for end in every if isinstance(end.outcome, NotBegun)])
+        not_begun = [(end, end.outcome) for end in every if isinstance(end.outcome, NotBegun)]
+        new_states |= _return(tx, [end for end, how in not_begun if not how.reason])
+        for end, how in not_begun:
+            if how.reason:
+                new_states |= _return(tx, [end], **_values_of(tx, how.reason))
         for end in in_order:
             outcome = end.outcome
             assert not isinstance(outcome, NotBegun), "these are returned"
@@ -306,15 +316,21 @@ def _failure_of(outcome: StepOutcome | WorkerLost | NotBegun) -> poison.Failure 
             return None
 
 
-def _return(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | None]:
+def _return(tx: LeasedTx, ends: Sequence[StepEnd], **columns: Any) -> dict[str, TaskState | None]:
     """Have the tasks of steps that no worker has begun wait for a worker again; return their new states, by token."""
     (row,) = states.of("returned")
     by = [{"id": end.id, "token": end.token} for end in ends]
-    won = task_rows.changed_each(tx, row, by, [{}] * len(ends))
+    won = task_rows.changed_each(tx, row, by, [columns] * len(ends))
     return {
         end.token: row.to if is_won else _lose_worker(tx, end, WorkerLost("it was cleared before it began"))
         for end, is_won in zip(ends, won, strict=True)
     }
+
+
+def _values_of(tx: LeasedTx, reason: str) -> dict[str, Any]:
+    """Return the columns of a task that none can begin now, for this reason."""
+    begins_at = bound(tx.connection, tx.now + timedelta(seconds=LOADED_AGAIN_S))
+    return {"begins_at": begins_at, "moves": 0, "last_error": storable_text(reason, ERROR_CHARS_MAX)}
 
 
 def _end_well(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | None]:

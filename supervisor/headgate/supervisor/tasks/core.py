@@ -18,7 +18,7 @@ import msgspec
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed
+from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed, StepNotBegun
 from headgate.protocol.messages.worker import StepEnded
 from headgate.scheduling.bundles import Lookout, Places, StepTimes
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
@@ -219,7 +219,7 @@ class TaskCore:
             return  # an executor that reports a step twice changes nothing
         if not isinstance(event, StepQuery):
             del self._running[event.token]
-        if isinstance(event, StepEnded):
+        if isinstance(event, StepEnded) and not isinstance(event.outcome, StepNotBegun):
             self._step_times.note(run.task.kind, event.took_s)
             self._figures.observe(catalogue.STEP_SECONDS, event.took_s)
         task = run.task

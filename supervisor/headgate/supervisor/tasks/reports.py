@@ -217,7 +217,7 @@ class Reports:
             self.notify_signals()
         for end, state in zip(group, states, strict=True):
             self._figures.add(catalogue.STEPS_ENDED, steps.kind_of(end.outcome))
-            if isinstance(end.outcome, NotBegun):
+            if isinstance(end.outcome, NotBegun) and not end.outcome.reason:
                 continue
             # A step that has only handled events leaves its trigger as it is; any other end of one ends it.
             ends_stream = end.task.stream is not None and not isinstance(end.outcome, StepHandled)

@@ -13,6 +13,7 @@ from headgate.protocol.messages.steps import (
     StepDeferred,
     StepFailed,
     StepHandled,
+    StepNotBegun,
     StepOutcome,
     StepSkipped,
     StepSucceeded,
@@ -103,7 +104,7 @@ def words_of(
         case WorkerLost():
             return "the worker was lost", {"error": outcome.reason}
         case NotBegun():
-            return "not begun", {}
+            return "it could not begin, and is tried again, in the same try", {"reason": outcome.reason}
         case _:
             assert_never(outcome)
 
@@ -120,7 +121,10 @@ class End(NamedTuple):
 def end_of(task: TaskToRun, event: StepEnded | StepLost | StepReturned) -> End:
     """Return the end of a step as an executor reports it."""
     match event:
+        case StepEnded(outcome=StepNotBegun(reason=reason)):
+            return End(task, NotBegun(reason))
         case StepEnded():
+            assert not isinstance(event.outcome, StepNotBegun)
             return End(task, event.outcome, event.map_name, event.took_s)
         case StepReturned():
             return End(task, NotBegun())
