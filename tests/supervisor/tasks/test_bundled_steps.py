@@ -140,10 +140,11 @@ def test_what_could_not_begin_is_given_to_a_worker_again_after_a_while(
         return tasks.store.tasks.dispatch(tasks.epoch, limit=1, queues=QUEUES, endless=1).tasks
 
     tasks.plan()
+    since = tasks.row()["scheduled_at"]
     (task,) = given()
     for _ in range(2):
         assert ends.give_back(tasks.store.tasks, tasks.epoch, tasks.a, task.token, why) is S.SCHEDULED
-        assert tasks.row()["last_error"] == why
+        assert (tasks.row()["last_error"], tasks.row()["scheduled_at"]) == (why, since), "it has waited since then"
         clock.advance(LOADED_AGAIN_S - 1.0)
         assert given() == []
         clock.advance(1.0)

@@ -224,7 +224,8 @@ def effects(row: Transition) -> dict[str, Any]:
     if row.event == "cleared":
         values |= {"tries_max": _C.try_number + 1 + _C.retries, "moves": 0, "begins_at": null()}
     if row.to is TaskState.SCHEDULED:
-        values["scheduled_at"] = bindparam("now")
+        if row.event != "returned":  # that has waited for a worker all the time
+            values["scheduled_at"] = bindparam("now")
         if row.event in ("scheduled", "retry_due"):
             values |= {"try_number": _C.try_number + 1, "started_at": null(), "deadline": null()}
         elif row.event == "moved":
