@@ -35,6 +35,9 @@ def test_a_value_that_is_too_long_or_no_text_is_refused(call_database: Any, monk
         called = call_database("variables", "set", "v", "-")
         assert called.code != 0
         assert problem in called.err
+    for kind, value in (("variables", "v\udcff"), ("connections", "redis://h/\udcff")):  # as a shell's bytes come in
+        called = call_database(kind, "set", "v", value)
+        assert (called.code, called.err) == (2, "headgate: the value is not text in UTF-8\n")
     assert call_database("variables", "list", "--json").rows() == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -115,6 +116,18 @@ def test_a_cursor_that_is_not_of_these_events_is_refused(watched: Watched, clien
             client.events("orders", after=cursor)
     with pytest.raises(CursorRefused, match="beyond the end"):
         client.events("others", after=Cursor(other, newest.event_id))
+
+
+@pytest.mark.parametrize("after", ["11:5", None, 5])
+def test_what_is_no_cursor_at_all_is_refused(client: Client, watched: Watched, after: Any) -> None:
+    says = f"of type {type(after).__name__}; Cursor.parse makes one"
+    with pytest.raises(CursorRefused, match=says):
+        client.events("orders", after=after)
+    with pytest.raises(CursorRefused, match=says):
+        client.follow("orders", after=after)
+    client.add_consumer("mine", "orders")
+    with pytest.raises(CursorRefused, match=says):
+        client.add_consumer("mine", "orders", after=after)
 
 
 @pytest.mark.parametrize("text", ["", "3", ":", "3:", "3:x", "-1:2", "3:4:5", "٣:٤"])

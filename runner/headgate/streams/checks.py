@@ -100,6 +100,9 @@ def message_key(key: object, producer: object) -> str | None:
         return None
     if not isinstance(key, str):
         raise TypeError(f"{type(producer).__name__}.event_key must return a str or None, not {shape(key)}")
+    if not key:
+        # Taken for a name, it would make of all messages without one a single message.
+        raise ValueError(f"{type(producer).__name__}.event_key returned '': a message without a name has None")
     if len(key) > KEY_CHARS_MAX:
         raise ValueError(
             f"{type(producer).__name__}.event_key returned {len(key):,} characters; the limit is {KEY_CHARS_MAX:,}"

@@ -61,6 +61,8 @@ class TriggerEvent:
     def __init__(self, payload: Any = None, *, key: str | None = None, is_last: bool = False) -> None:
         if key is not None and not isinstance(key, str):
             raise TypeError(f"key must be a str or None, not {type(key).__name__}")
+        if key == "":
+            raise ValueError("key must not be empty: an event without a key has None")
         if not isinstance(is_last, bool):
             raise TypeError(f"is_last must be a bool, not {type(is_last).__name__}")
         self.payload = payload
@@ -186,7 +188,7 @@ class BaseTrigger(abc.ABC):
         if self._ask_last_event is None:
             raise RuntimeError("last_event() works in a running trigger only")
         stored = await self._ask_last_event()
-        return None if stored is None else TriggerEvent(decode_value(stored.payload), key=stored.key)
+        return None if stored is None else TriggerEvent(decode_value(stored.payload), key=stored.key or None)
 
     async def get_variable(self, name: str, default: Any = REQUIRED) -> Any:
         """Return the text of a variable, ``default`` if there is none; see `headgate.tasks.Variable`.

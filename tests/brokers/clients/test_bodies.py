@@ -7,6 +7,7 @@ from decimal import Decimal
 import pytest
 
 from headgate.brokers.clients.bodies import KEY_CHARS_MAX, decoded_body, event_of, field_of, message_key
+from headgate.protocol.values import decode_value, encode_value
 from headgate.triggers.shared_stream import Undecodable
 
 
@@ -35,6 +36,8 @@ def test_an_empty_body_is_one_as_any_other(body: bytes, kind: str, expected: obj
         (b"\xff", "text", "not UTF-8"),
         (b"\xff", "json", ""),
         (b"[" * 100_000, "json", "JSON"),
+        (b"[" * 91 + b"]" * 91, "json", "it is nested deeper than 90 levels"),
+        (b'{"a":' * 150 + b"1" + b"}" * 150, "json", "it is nested deeper than 90 levels"),
         (b'{"a": NaN}', "json", "it has NaN, which is no value of JSON"),
         (b"[-Infinity]", "json", "it has -Infinity"),
         (b"1e" + b"9" * 30, "json", "a number beyond all limits"),
@@ -49,6 +52,13 @@ def test_what_cannot_be_decoded_is_kept_whole(body: bytes, kind: str, says: str)
     assert isinstance(found, Undecodable)
     assert says in found.reason
     assert found.is_whole
+
+
+def test_what_is_nested_as_deep_as_may_be_can_be_stored_with_what_is_around_it() -> None:
+    flat = b"[" + b"[],{}," * 100 + b"0]"
+    for body in (b"[" * 90 + b"]" * 90, b'{"a":' * 90 + b"1" + b"}" * 90, flat):
+        event = event_of(decoded_body(body, "json"), {"headers": {}})
+        assert decode_value(encode_value([event, {"of": event}], where="payload"))[0] == event
 
 
 def test_the_rest_of_a_message_is_not_lost_with_its_body() -> None:

@@ -114,3 +114,8 @@ def test_an_event_says_that_it_is_the_last() -> None:
     wrong: Any = 1
     with pytest.raises(TypeError, match="is_last must be a bool, not int"):
         TriggerEvent(1, is_last=wrong)
+
+
+def test_an_empty_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="key must not be empty: an event without a key has None"):
+        TriggerEvent(1, key="")

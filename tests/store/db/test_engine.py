@@ -51,7 +51,10 @@ def test_another_database_is_refused_naming_the_supported_ones(url: str) -> None
 
 @pytest.mark.parametrize(
     "url",
-    ["hunter2", "postgresql://u:hunter2@h:port/d", "postgresql://u:hunter2@[::1/d", "postgresql://u:hunter2@h:/d"],
+    [
+        *("hunter2", "postgresql://u:hunter2@h:port/d", "postgresql://u:hunter2@[::1/d", "postgresql://u:hunter2@h:/d"),
+        *("postgresql://u:hunter2@h/\udcff", "sqlite:///hunter2\udcff"),
+    ],
 )
 def test_what_is_no_url_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(UnsupportedDatabase, match="cannot be read") as told:

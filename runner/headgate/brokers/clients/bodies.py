@@ -12,6 +12,7 @@ from headgate.triggers.shared_stream import Undecodable
 
 BODIES: Final = ("text", "json", "bytes")
 KEY_CHARS_MAX: Final = 400  # an event's key has room for its position among those of one message, too
+LEVELS_MAX: Final = 90  # of JSON; with what is around it, an event may have `headgate.protocol.values.DEPTH_MAX`
 PLACE_CHARS_MAX: Final = 300  # of these; of a longer place the key has the beginning and a digest
 
 
@@ -40,14 +41,26 @@ def event_of(body: Any, rest: Mapping[str, Any]) -> Any:
 def parsed_json(body: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, of which nothing is lost and which can be stored.
 
-    A number that no float holds exactly is a Decimal. Raises ValueError, also for ``NaN`` and for a lone surrogate, and
-    RecursionError.
+    A number that no float holds exactly is a Decimal. Raises ValueError, also for ``NaN``, for a lone surrogate and for
+    more than `LEVELS_MAX` levels, and RecursionError.
     """
     text = body.decode("utf-8-sig")
     value = _JSON.decode(text)
     if "\\u" in text:  # also the halves of a character may be written so
         json.dumps(value, ensure_ascii=False, default=str).encode()
+    if text.count("[") + text.count("{") > LEVELS_MAX and _is_too_deep(value):
+        raise ValueError(f"it is nested deeper than {LEVELS_MAX} levels")
     return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]  # the containers of one level
+    for _ in range(LEVELS_MAX + 1):
+        level = [one for one in level if isinstance(one, list | dict)]
+        if not level:
+            return False
+        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+    return True
 
 
 def _exact(text: str) -> float | Decimal:

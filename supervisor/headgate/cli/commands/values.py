@@ -128,7 +128,10 @@ def _check_uri(uri: str, name: str) -> None:
 
 def _value(text: str) -> bytes:
     if text != "-":
-        return text.encode("utf-8", "surrogateescape")
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            raise CommandError("the value is not text in UTF-8", exit_code=2) from None
     from headgate.store.tasks.values import VALUE_BYTES_MAX
 
     # One byte and a line end more than may be stored: enough for the store to see that it is too long.

@@ -93,6 +93,7 @@ class ConsumerVerbs(SetAsideVerbs):
         """
         check_name(name, "the name of a consumer")
         _check_deliveries(max_deliveries)
+        reading.check_is_cursor(after)
         known = select(consumer.c.id).where(consumer.c.name == name, consumer.c.watcher == watcher)
         if tx.connection.execute(known).first() is None:  # its watcher may be gone, and all of its rows
             reading.check_cursor(tx, watcher, after)

@@ -216,8 +216,15 @@ def _events_of(tx: Tx, watcher: str, after: Cursor, limit: int) -> list[Event]:
 # --- cursors that come from outside --------------------------------------------------------------
 
 
+def check_is_cursor(after: object) -> None:
+    """Raise `CursorRefused` for anything else, the text of one for example."""
+    if not isinstance(after, Cursor):
+        raise CursorRefused(after, f"it is of type {type(after).__name__}; Cursor.parse makes one of a text")
+
+
 def check_cursor(tx: Tx, watcher: str, after: Cursor) -> None:
     """Raise `NoSuchWatcher` if no watcher has or had this name, `CursorRefused` if the cursor is not one of its own."""
+    check_is_cursor(after)
     named = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == watcher)
     if tx.connection.execute(named.limit(1)).first() is None:
         raise NoSuchWatcher(watcher)

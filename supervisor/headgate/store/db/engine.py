@@ -50,8 +50,9 @@ def open_engine(url: str, *, reads_only: bool = False) -> Engine:
     for text that is not a URL.
     """
     try:
+        url.encode()  # as it is given to drivers, and shown
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # a port that is not a number, a bracket that is not closed
+    except (ArgumentError, ValueError):  # a port that is not a number, a bracket that is not closed, no UTF-8
         # The text may hold a password, so it is not shown.
         raise UnsupportedDatabase(f"the database URL cannot be read: {SUPPORTED}") from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
