@@ -237,7 +237,7 @@ class JournalReader(Generic[RecordT]):
         self._read_to: dict[Path, int] = {}
 
     def read(self) -> list[RecordT]:
-        """Return the new records, reader by reader, the oldest reader first."""
+        """Return the new records, file by file, in the order of their names: those of readers begin with their time."""
         records: list[RecordT] = []
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             read_to = self._read_to.get(path, 0)

@@ -42,7 +42,7 @@ class JournallingProducer(FileLogProducer):
 
     def __init__(self, path: str, group: str, *, journal: str) -> None:
         super().__init__(path, group)
-        self._reader = f"{os.getpid()}-{time.monotonic_ns()}"
+        self._reader = f"{time.time_ns()}-{os.getpid()}"  # the oldest first, in the order of their names
         self._fd = os.open(os.path.join(journal, f"{self._reader}.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     async def open_stream(self) -> AsyncGenerator[tuple[Any, FileLogPosition], None]:
