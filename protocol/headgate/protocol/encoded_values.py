@@ -25,21 +25,23 @@ def encoding_problem(data: bytes) -> str | None:
     is called from. So no more than `JSON_DEPTH_MAX` levels are taken in (I9).
     """
     try:
-        level = [msgspec.json.decode(data)]
+        value = msgspec.json.decode(data)
     except MALFORMED as error:
         return f"is not JSON: {error}"
-    if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
-        return None
-    for _ in range(JSON_DEPTH_MAX + 1):
-        level = [
-            item
-            for container in level
-            if isinstance(container, list | dict)
-            for item in (container if isinstance(container, list) else container.values())
-        ]
+    if data.count(b"[") + data.count(b"{") > JSON_DEPTH_MAX and is_nested_deeper(value, JSON_DEPTH_MAX):
+        return f"is nested deeper than {JSON_DEPTH_MAX} levels of JSON"
+    return None
+
+
+def is_nested_deeper(value: Any, levels: int) -> bool:
+    """Whether decoded JSON has more than ``levels`` levels of lists and dicts, empty ones included."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [item for item in level if isinstance(item, list | dict)]
         if not level:
-            return None
-    return f"is nested deeper than {JSON_DEPTH_MAX} levels of JSON"
+            return False
+        level = [item for container in level for item in (container.values() if type(container) is dict else container)]
+    return True
 
 
 def count_items(data: bytes) -> int | None:

@@ -162,7 +162,7 @@ class SharedStreamProducer(abc.ABC):
 
         It makes redelivered events recognisable, so that none is stored twice (I2). Called once per event
         before it is broadcast, like `get_advance_lane`; at most `headgate.protocol.messages.runner.KEY_CHARS_MAX`
-        characters. Raising, or anything but a str or None, ends the stream.
+        characters, and not an empty text. Raising, or anything else, ends the stream.
         """
         return None
 

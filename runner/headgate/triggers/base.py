@@ -47,7 +47,7 @@ class TriggerEvent:
     ``payload`` is any value that `headgate.protocol.values` can encode. ``key`` identifies the event, for a
     trigger outside a shared stream: a second event of the same trigger with the same key is counted as a
     redelivery and not stored again (I2). In a shared stream whose producer names its messages
-    (``event_key``), that name is the key, and this one is not used.
+    (``event_key``), that name is the key, and this one is not used. Raises ValueError for an empty one.
 
     ``is_last``: the trigger will fire no other, so the stream of its task is over with this one. The code behind the
     ``yield`` still runs, for as long as a cancelled trigger may take to end; an event that it fires is an error in the

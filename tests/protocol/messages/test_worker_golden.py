@@ -60,6 +60,7 @@ from headgate.protocol.messages.steps import (
     StepDeferred,
     StepFailed,
     StepHandled,
+    StepNotBegun,
     StepSkipped,
     StepSucceeded,
     XCom,
@@ -239,6 +240,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         map_name="n",
         took_s=0.25,
     ),
+    "StepNotBegun": StepEnded(token="a", outcome=StepNotBegun(reason="none"), map_name="n", took_s=0.25),
     "StepsReturned": StepsReturned(tokens=("b", "c")),
     "FileParsed": FileParsed(
         file="/dag.py",

@@ -20,6 +20,7 @@ from headgate.store.inspect import status_facts
 from headgate.store.scheduling import deciding
 from headgate.store.scheduling.deciding import Question
 from headgate.store.store import Store
+from headgate.store.tasks.outcomes import LOADED_AGAIN_S
 
 DRIFT = SignalRule("drift")
 LABELS = SignalRule("labels", predicate=Predicate("at_least", b"3"))
@@ -221,7 +222,7 @@ def test_a_signal_waits_for_a_dag_file_that_cannot_be_loaded(jobs: Jobs, clock: 
     for _ in range(deciding.TRIES_MAX + 1):
         assert answer(jobs, ask(jobs), [], "SyntaxError: half", is_unloaded=True) == deciding.Settled()
         assert ask(jobs) is None
-        clock.advance(deciding.LOADED_AGAIN_S)
+        clock.advance(LOADED_AGAIN_S)
     (told,) = jobs.store.signals.waiting("drift", limit=9)
     assert told.error == "version 1, its DAG file cannot be loaded: SyntaxError: half"
     answer(jobs, ask(jobs), ["START"])

@@ -186,12 +186,21 @@ def test_a_watcher_that_returned_before_its_restart_was_read_runs_again(world: W
     assert supervisor.created() == [], "that one has returned"
 
 
-def test_a_return_that_is_stored_after_the_restart_was_read_does_not_end_the_watcher(world: World) -> None:
+def test_a_return_that_is_stored_after_the_restart_was_read_does_not_end_the_watcher(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     supervisor, (spec, _) = started(world, 2)
-    world.store.restart_watcher("w0")
-    supervisor.core.receive(1, StateChanges(round=1, finished=(returned(spec),)), world.now)
-    supervisor.pass_time(1.1)
-    supervisor.pass_time(POLL_S)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise DatabaseAway("db", "no answer")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(world.store, "store_slice", away)
+        supervisor.core.receive(1, StateChanges(round=1, finished=(returned(spec),)), world.now)
+        world.store.restart_watcher("w0")
+        supervisor.pass_time(1.1)
+        assert [sync.to_cancel for sync in supervisor.sent(StateSync) if sync.to_cancel] != [], "it was read"
+    supervisor.pass_time(QUIET_S)
     assert [again.trigger_id for again in supervisor.created()] == [spec.trigger_id]
 
 
@@ -266,12 +275,18 @@ def test_more_changes_than_are_read_at_once_are_all_read(world: World, monkeypat
 # --- watchers that leave, or could not be started ------------------------------------------------
 
 
-def test_a_watcher_that_is_moved_to_another_queue_is_left_to_a_supervisor_that_serves_it(world: World) -> None:
+def moving(world: World) -> tuple[Supervised, TriggerSpec, Supervised]:
+    """Return a supervisor that has read that its trigger is moved to another queue, and one that serves this."""
     supervisor, (spec,) = started(world, 1)
     fast = world.supervisor(msgspec.structs.replace(SETTINGS, queues=("fast",)), pid=2)
     fast.start_runner()
     world.store.change_watcher("w0", queue="fast")
     supervisor.pass_time(1.1)
+    return supervisor, spec, fast
+
+
+def test_a_watcher_that_is_moved_to_another_queue_is_left_to_a_supervisor_that_serves_it(world: World) -> None:
+    supervisor, spec, fast = moving(world)
     assert [sync.to_cancel for sync in supervisor.sent(StateSync) if sync.to_cancel] == [
         (CancelTrigger(spec.trigger_id, "reassigned"),)
     ]
@@ -286,11 +301,7 @@ def test_a_watcher_that_is_moved_to_another_queue_is_left_to_a_supervisor_that_s
 
 
 def test_a_watcher_that_returned_when_it_was_being_moved_runs_in_its_new_queue(world: World) -> None:
-    supervisor, (spec,) = started(world, 1)
-    fast = world.supervisor(msgspec.structs.replace(SETTINGS, queues=("fast",)), pid=2)
-    fast.start_runner()
-    world.store.change_watcher("w0", queue="fast")
-    supervisor.pass_time(1.1)
+    supervisor, spec, fast = moving(world)
     supervisor.round(finished=(returned(spec),))
     supervisor.pass_time(1.1)
     fast.pass_time(POLL_S)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from headgate.protocol.encoded_values import is_nested_deeper
 from headgate.triggers.shared_stream import Undecodable
 
 BODIES: Final = ("text", "json", "bytes")
@@ -48,19 +49,9 @@ def parsed_json(body: bytes) -> Any:
     value = _JSON.decode(text)
     if "\\u" in text:  # also the halves of a character may be written so
         json.dumps(value, ensure_ascii=False, default=str).encode()
-    if text.count("[") + text.count("{") > LEVELS_MAX and _is_too_deep(value):
+    if text.count("[") + text.count("{") > LEVELS_MAX and is_nested_deeper(value, LEVELS_MAX):
         raise ValueError(f"it is nested deeper than {LEVELS_MAX} levels")
     return value
-
-
-def _is_too_deep(value: Any) -> bool:
-    level = [value]  # the containers of one level
-    for _ in range(LEVELS_MAX + 1):
-        level = [one for one in level if isinstance(one, list | dict)]
-        if not level:
-            return False
-        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
-    return True
 
 
 def _exact(text: str) -> float | Decimal:

@@ -31,10 +31,10 @@ from headgate.store.db.verbs import Verbs, leased
 from headgate.store.ids import DagRunId, Epoch, TaskInstanceId, TryName
 from headgate.store.scheduling.considering import PAGE, Version
 from headgate.store.tables import dag, dag_run, signal_wait, task_instance, triggerer
+from headgate.store.tasks.outcomes import LOADED_AGAIN_S
 
 TRIES_MAX: Final = 3  # of a decision about one signal; then it does nothing
 AGAIN_S: Final = 2.0  # between two of them
-LOADED_AGAIN_S: Final = 10.0  # before a DAG file that cannot be loaded is tried again
 ERROR_CHARS_MAX: Final = 1000  # of an error that is kept with a rule; the log of the task has all of it
 
 _W = signal_wait.c

@@ -56,7 +56,7 @@ ADOPTED_MAX = 500  # tasks of one transaction: some tens of milliseconds
 HEALTHY_S = 60.0  # an endless task that has run for so long gets its tries back, and is moved without a longer wait
 MOVE_WAIT_S = 1.0  # before an endless task begins again elsewhere; doubled with each worker that it loses in a row
 MOVE_WAIT_MAX_S = 60.0
-LOADED_AGAIN_S = 10.0  # before a step is tried again whose DAG file was not there
+LOADED_AGAIN_S = 10.0  # before a DAG file is tried again that was not there, or could not be loaded for a decision
 
 
 class Adopted(msgspec.Struct, frozen=True):
@@ -187,10 +187,8 @@ class OutcomeVerbs(Verbs):
         new_states: dict[str, TaskState | None] = {**_go_on_with_streams(tx, in_order)}
         new_states |= _end_well(tx, in_order)
         not_begun = [(end, end.outcome) for end in every if isinstance(end.outcome, NotBegun)]
-        new_states |= _return(tx, [end for end, how in not_begun if not how.reason])
-        for end, how in not_begun:
-            if how.reason:
-                new_states |= _return(tx, [end], **_values_of(tx, how.reason))
+        new_states |= _return(tx, [(end, {}) for end, how in not_begun if not how.reason])
+        new_states |= _return(tx, [(end, _values_of(tx, how.reason)) for end, how in not_begun if how.reason])
         for end in in_order:
             outcome = end.outcome
             assert not isinstance(outcome, NotBegun), "these are returned"
@@ -316,14 +314,17 @@ def _failure_of(outcome: StepOutcome | WorkerLost | NotBegun) -> poison.Failure 
             return None
 
 
-def _return(tx: LeasedTx, ends: Sequence[StepEnd], **columns: Any) -> dict[str, TaskState | None]:
-    """Have the tasks of steps that no worker has begun wait for a worker again; return their new states, by token."""
+def _return(tx: LeasedTx, ends: Sequence[tuple[StepEnd, dict[str, Any]]]) -> dict[str, TaskState | None]:
+    """Have the tasks of steps that no worker has begun wait for a worker again; return their new states, by token.
+
+    With each of them stand further columns to set, the same for all.
+    """
     (row,) = states.of("returned")
-    by = [{"id": end.id, "token": end.token} for end in ends]
-    won = task_rows.changed_each(tx, row, by, [columns] * len(ends))
+    by = [{"id": end.id, "token": end.token} for end, _ in ends]
+    won = task_rows.changed_each(tx, row, by, [columns for _, columns in ends])
     return {
         end.token: row.to if is_won else _lose_worker(tx, end, WorkerLost("it was cleared before it began"))
-        for end, is_won in zip(ends, won, strict=True)
+        for (end, _), is_won in zip(ends, won, strict=True)
     }
 
 

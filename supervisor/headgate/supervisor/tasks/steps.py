@@ -121,10 +121,9 @@ class End(NamedTuple):
 def end_of(task: TaskToRun, event: StepEnded | StepLost | StepReturned) -> End:
     """Return the end of a step as an executor reports it."""
     match event:
-        case StepEnded(outcome=StepNotBegun(reason=reason)):
-            return End(task, NotBegun(reason))
         case StepEnded():
-            assert not isinstance(event.outcome, StepNotBegun)
+            if isinstance(event.outcome, StepNotBegun):
+                return End(task, NotBegun(event.outcome.reason))
             return End(task, event.outcome, event.map_name, event.took_s)
         case StepReturned():
             return End(task, NotBegun())
