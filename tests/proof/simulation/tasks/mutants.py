@@ -214,12 +214,12 @@ def _a_dead_supervisors_bundles_are_returned() -> Sequence[Patch]:
 
 
 def _a_returned_step_is_another_try() -> Sequence[Patch]:
-    def return_all(tx: LeasedTx, ends: Sequence[StepEnd]) -> dict[str, TaskState | None]:
+    def return_all(tx: LeasedTx, ends: Sequence[tuple[StepEnd, dict[str, Any]]]) -> dict[str, TaskState | None]:
         found: dict[str, TaskState | None] = {}
-        for end in ends:
+        for end, columns in ends:
             task = task_rows.locked(tx, end.id, token=end.token, state=S.RUNNING)
             if task is not None:
-                found[end.token] = task_rows.apply(tx, task, "returned", try_number=task.try_number + 1)
+                found[end.token] = task_rows.apply(tx, task, "returned", try_number=task.try_number + 1, **columns)
         return found
 
     return [(outcomes, "_return", return_all)]
