@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.store.harness import Query
+from tests.store.signals.test_sending import new
 from tests.store.signals.test_waits import Waits, sensor
 from tests.supervisor.tasks_harness import Tasks
 
@@ -142,6 +143,16 @@ def test_a_key_is_shown_with_the_tasks_that_wait_for_it(call_database: Any, user
     assert (called.code, "the key 'labels' is in use" in called.err) == (1, True)
 
 
+def test_a_number_that_python_does_not_write_is_shown_in_hexadecimal(call_database: Any, users_store: Store) -> None:
+    users_store.signals.send([new("a", 10**5000), new("a", 1)])
+    shown = hex(10**5000)
+    assert [row["value"] for row in call_database("signals", "list", "a", "--json").rows()] == [shown, 1]
+    assert shown[:20] in call_database("signals", "list", "a").out
+    assert shown[:20] in call_database("signals", "listen", "a", "--after", "0").out
+    users_store.signals.send([new("a", 10**5000)])
+    assert shown[:20] in call_database("signals", "show", "a").out
+
+
 def test_a_key_is_forgotten(call_database: Any) -> None:
     call_database("signals", "send", "a")
     assert call_database("signals", "forget", "a").out == "forgot a with 1 version\n"
@@ -158,6 +169,8 @@ def test_a_key_is_forgotten(call_database: Any) -> None:
         (("send", "a", '"' + "x" * 50_000 + '"'), "the limit is 49,152"),
         (("send", "a", "1", "--namespace", "n" * 101), "the namespace"),
         (("list", "--after", "3"), "name it"),
+        (("list", "a", "--after", str(2**63)), "expected 9223372036854775807 or less"),
+        (("listen", "a", "--after", str(2**64)), "expected 9223372036854775807 or less"),
         (("list", "a", "--newest", "3", "--after", "3"), "--newest goes with none of"),
         (("listen", ""), "the key of a signal"),
         (("send", "a", "--start", "nothing"), "there is no DAG named 'nothing'"),

@@ -174,7 +174,7 @@ def test_a_watcher_of_one_version_is_not_called_without_it(supervisor: Superviso
         (("a", print), {}, TypeError, "the watcher must be a SignalWatcher, not builtin_function_or_method"),
         (("a", None, 0), {}, ValueError, "the version from 1 on"),
         (("a", None, 3), {"after": 2}, ValueError, "version is 3 and after is 2: give one of them"),
-        (("a",), {"after": -1}, ValueError, "after must be the number of a version, or 0, not -1"),
+        (("a",), {"after": -1}, ValueError, "after must be a version, from 0 to "),
         (("a",), {"timeout": -0.5}, ValueError, "the timeout must be 0 seconds or more, not -0.5"),
         (("a",), {"timeout": float("nan")}, ValueError, "the timeout must be 0 seconds or more, not nan"),
     ],

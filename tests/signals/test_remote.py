@@ -309,3 +309,7 @@ def test_what_cannot_be_used_is_refused_at_once(tmp_path: Path) -> None:
         GrpcSignalService("127.0.0.1:1", TOKEN, certificate=tmp_path / "x", plaintext=True)
     with pytest.raises(FileNotFoundError):
         GrpcSignalService("127.0.0.1:1", TOKEN, certificate=tmp_path / "x")
+    with GrpcSignalService("127.0.0.1:1", TOKEN) as service:
+        for run in ("ab", ("d",), ("d", 1), ["d", "r", "x"]):
+            with pytest.raises(TypeError, match="run is a tuple of a dag_id and a run_id, not "):
+                service.send_signal("a", run=run)  # type: ignore[arg-type]

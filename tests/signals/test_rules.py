@@ -145,6 +145,13 @@ def test_a_value_that_cannot_be_encoded_is_refused_at_its_line() -> None:
         equal(object())
 
 
+def test_a_part_of_a_value_needs_a_name_and_a_predicate() -> None:
+    with pytest.raises(TypeError, match=r"a part of a value meets a predicate, as at_least\(3\), not 3"):
+        field("a", 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the field of a signal must be a str, not 3"):
+        field(3, at_least(1))  # type: ignore[arg-type]
+
+
 def test_a_mapped_task_has_no_rules() -> None:
     with pytest.raises(DagMalformed, match="is mapped, and cannot have rules about signals"), DAG("d"):
         BashOperator.partial(task_id="each", signals=[On("go")]).expand(bash_command=["true", "false"])

@@ -85,6 +85,19 @@ def test_a_malformed_signal_is_refused_where_it_is_sent(signal: Signal, error: t
         SignalService("").list_signals("a")
 
 
+@pytest.mark.parametrize("signals", ["abc", [("a", 1)], [Signal("a"), None], [SignalService]])
+def test_what_is_no_signal_is_refused(supervisor: Stubs, signals: Any) -> None:
+    for options in ({}, {"with_outcome": True}):
+        with pytest.raises(TypeError, match=r"signals are sent as Signal\(key, value\), not as "):
+            SignalService().send_signals(signals, **options)
+    assert supervisor.signals.sent == []
+
+
+def test_signals_may_come_one_by_one(supervisor: Stubs) -> None:
+    sent = SignalService().send_signals(Signal("a", number) for number in range(3))
+    assert [(one.version, one.value) for one in sent] == [(1, 0), (2, 1), (3, 2)]
+
+
 def test_too_many_signals_at_once_are_refused(supervisor: Stubs) -> None:
     with pytest.raises(TooManySignals, match="1,001 signals are sent at once; the limit is 1,000"):
         SignalService().send_signals([Signal("a") for _ in range(1001)])

@@ -19,8 +19,7 @@ from headgate.protocol.messages.queries import (
 from headgate.protocol.messages.runner import (
     RunnerSettings,
 )
-from headgate.store.errors import DatabaseAway
-from headgate.store.signals.sending import NewSignal
+from headgate.store.errors import DatabaseAway, RowsRefused
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.triggers.leases import Identity
 
@@ -36,13 +35,18 @@ def test_an_answer_that_fits_no_frame_is_an_error_for_who_asked(world: World) ->
     assert "the limit is 1,000 (frame_bytes_max)" in response.error
 
 
-def test_a_query_that_the_database_refuses_is_an_error_for_who_asked(world: World) -> None:
-    world.store.signals.send([NewSignal("a", b"1", "d", "the test")])
+def test_a_query_that_is_refused_is_an_error_for_who_asked(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RowsRefused("a number that no column holds")
+
     supervisor = world.supervisor()
     supervisor.start_runner()
     supervisor.say(Request(1, ListSignals("a", after=2**63)))
-    (response,) = supervisor.sent(Response)
-    assert "the database refuses" in response.error
+    monkeypatch.setattr(world.store.tasks.variables, "get", refuse)
+    supervisor.say(Request(2, GetVariable("a")))
+    by_verb, by_database = supervisor.sent(Response)
+    assert "after must be a version" in by_verb.error
+    assert by_database.error == "the database refuses the values: a number that no column holds"
 
 
 def test_requests_are_answered_while_a_round_waits_for_the_database(

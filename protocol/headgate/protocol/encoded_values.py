@@ -9,7 +9,8 @@ import msgspec
 
 from headgate.protocol.errors import ValueMalformed
 from headgate.protocol.messages import MALFORMED
-from headgate.protocol.values import CONTENT, DEPTH_MAX, TAG, describe_type
+from headgate.protocol.tags import CONTENT, TAG
+from headgate.protocol.values import DEPTH_MAX, describe_type
 
 JSON_DEPTH_MAX: Final = 4 * DEPTH_MAX  # levels of JSON that these take, with the tags of a key and of a leaf
 

@@ -31,7 +31,8 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -41,14 +42,13 @@ import msgspec
 from headgate.protocol.errors import ValueMalformed, ValueNotSerializable, ValueTooLong
 from headgate.protocol.messages import MALFORMED
 from headgate.protocol.messages.runner import REFUSED_HEAD_BYTES_MAX
+from headgate.protocol.tags import CONTENT, NUMBERS, TAG, tagged, text_of
 
 # Levels of nested containers. A tagged dict takes three levels of JSON for one of these, and the JSON decoder fails
 # near 1000; authors' values have a handful.
 DEPTH_MAX = 100
 PATH_KEY_CHARS_MAX = 60  # the part of a long key that the path in an error shows
 
-TAG: Final = "$"
-CONTENT: Final = "v"
 _LEAVES: Final = frozenset({str, bool, type(None)})  # types whose every value JSON can represent
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
@@ -169,9 +169,9 @@ class _Tagger:
         if kind in _LEAVES:
             return value
         if kind is int:
-            return value if _INT_MIN <= value <= _INT_MAX else _tagged("int", hex(value))
+            return value if _INT_MIN <= value <= _INT_MAX else tagged("int", hex(value))
         if kind is float:
-            return value if math.isfinite(value) else _tagged("float", str(value))
+            return value if math.isfinite(value) else tagged("float", str(value))
         scalar = _SCALARS.get(kind)
         if scalar is not None:
             return scalar(value, path)
@@ -195,9 +195,9 @@ class _Tagger:
                 return self._dict(value, path, depth)
             if kind is list or kind is tuple:
                 items = [self.tag(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-                return items if kind is list else _tagged("tuple", items)
+                return items if kind is list else tagged("tuple", items)
             elements = [self.tag(element, f"an element of {path}", depth + 1) for element in value]
-            return _tagged(kind.__name__, sorted(elements, key=self._sort_key))
+            return tagged(kind.__name__, sorted(elements, key=self._sort_key))
         finally:
             self._ancestors.discard(id(value))
 
@@ -207,7 +207,7 @@ class _Tagger:
                 self._text(key, f"a key of {path}"): self.tag(item, _item_path(path, key), depth + 1)
                 for key, item in value.items()
             }
-        return _tagged(
+        return tagged(
             "dict",
             [
                 [self.tag(key, f"a key of {path}", depth + 1), self.tag(item, _item_path(path, key), depth + 1)]
@@ -221,7 +221,7 @@ class _Tagger:
         except Exception as error:
             problem = f"is {describe_type(type(value))}, whose registered encode raised {_describe_error(error)}"
             raise ValueNotSerializable(path, problem) from error
-        return _tagged(registered.name, self.tag(content, f"{path} (encoded as {registered.name!r})", depth + 1))
+        return tagged(registered.name, self.tag(content, f"{path} (encoded as {registered.name!r})", depth + 1))
 
     def _text(self, value: str, path: str) -> str:
         if self._check_text:
@@ -236,17 +236,13 @@ class _Tagger:
         return _JSON.encode(element)
 
 
-def _tagged(tag: str, content: Any) -> dict[str, Any]:
-    return {TAG: tag, CONTENT: content}
-
-
 def _tag_moment(value: datetime | time, path: str) -> dict[str, Any]:
     tag = type(value).__name__
     zone = value.tzinfo
     if zone is None or type(zone) is timezone:
-        return _tagged(tag, value.isoformat())
+        return tagged(tag, value.isoformat())
     if type(zone) is ZoneInfo and zone.key is not None:
-        return _tagged(tag, f"{value.isoformat()}[{zone.key}]")
+        return tagged(tag, f"{value.isoformat()}[{zone.key}]")
     kind = "a ZoneInfo without a key" if type(zone) is ZoneInfo else describe_type(type(zone))
     problem = f"is a {tag} whose tzinfo is {kind}, not a datetime.timezone or a zoneinfo.ZoneInfo"
     raise ValueNotSerializable(path, problem)
@@ -255,11 +251,11 @@ def _tag_moment(value: datetime | time, path: str) -> dict[str, Any]:
 _SCALARS: Final[dict[type[Any], Callable[[Any, str], dict[str, Any]]]] = {
     datetime: _tag_moment,
     time: _tag_moment,
-    date: lambda value, path: _tagged("date", value.isoformat()),
-    timedelta: lambda value, path: _tagged("timedelta", [value.days, value.seconds, value.microseconds]),
-    Decimal: lambda value, path: _tagged("decimal", str(value)),
-    UUID: lambda value, path: _tagged("uuid", str(value)),
-    bytes: lambda value, path: _tagged("bytes", base64.b64encode(value).decode()),
+    date: lambda value, path: tagged("date", value.isoformat()),
+    timedelta: lambda value, path: tagged("timedelta", [value.days, value.seconds, value.microseconds]),
+    Decimal: lambda value, path: tagged("decimal", str(value)),
+    UUID: lambda value, path: tagged("uuid", str(value)),
+    bytes: lambda value, path: tagged("bytes", base64.b64encode(value).decode()),
 }
 
 
@@ -337,12 +333,6 @@ def _untag(value: Any, depth: int) -> Any:
         raise ValueMalformed(f"the content of a {tag!r} is malformed: {_describe_error(error)}") from error
 
 
-def _text_of(content: Any) -> str:
-    if type(content) is not str:
-        raise ValueError("it is not a str")
-    return content
-
-
 def _list_of(content: Any) -> list[Any]:
     if type(content) is not list:
         raise ValueError("it is not a list")
@@ -353,7 +343,7 @@ _OFFSET_BELOW_A_SECOND: Final = re.compile(r"([+-])00:00:00\.(\d{6})$")
 
 
 def _read_moment(kind: Callable[[str], Any], content: Any) -> Any:
-    text, bracket, zone_name = _text_of(content).partition("[")
+    text, bracket, zone_name = text_of(content).partition("[")
     value = kind(text)
     if not bracket:
         # CPython (at least 3.11 to 3.13) reads an offset of less than a second as UTC.
@@ -391,33 +381,28 @@ def _read_timedelta(content: Any) -> timedelta:
     return timedelta(days=days, seconds=seconds, microseconds=microseconds)
 
 
-def _read_decimal(content: Any) -> Decimal:
-    try:
-        return Decimal(_text_of(content))
-    except InvalidOperation:
-        raise ValueError(f"{content!r:.80} is not a decimal number") from None
-
-
 def _read_bytes(content: Any) -> bytes:
     try:
-        return base64.b64decode(_text_of(content), validate=True)
+        return base64.b64decode(text_of(content), validate=True)
     except binascii.Error as error:
         raise ValueError(f"it is not base64: {error}") from None
 
 
+def _read_number(read: Callable[[Any], Any], content: Any, _depth: int) -> Any:
+    return read(content)
+
+
 _READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
     "datetime": lambda content, depth: _read_moment(datetime.fromisoformat, content),
-    "date": lambda content, depth: date.fromisoformat(_text_of(content)),
+    "date": lambda content, depth: date.fromisoformat(text_of(content)),
     "time": lambda content, depth: _read_moment(time.fromisoformat, content),
     "timedelta": lambda content, depth: _read_timedelta(content),
-    "decimal": lambda content, depth: _read_decimal(content),
-    "uuid": lambda content, depth: UUID(_text_of(content)),
+    "uuid": lambda content, depth: UUID(text_of(content)),
     "bytes": lambda content, depth: _read_bytes(content),
-    "float": lambda content, depth: float(_text_of(content)),
-    "int": lambda content, depth: int(_text_of(content), 16),
     "tuple": lambda content, depth: tuple(_untag(item, depth + 1) for item in _list_of(content)),
     "set": lambda content, depth: _read_elements(set, content, depth),
     "frozenset": lambda content, depth: _read_elements(frozenset, content, depth),
     "dict": _read_dict,
+    **{tag: partial(_read_number, read) for tag, read in NUMBERS.items()},
 }
 assert _READERS.keys() == _BUILT_IN

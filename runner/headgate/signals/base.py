@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, overload
 
-from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, address_problem
+from headgate.protocol.messages.signals import (
+    DEFAULT_NAMESPACE,
+    SIGNALS_PER_PAGE_MAX,
+    address_problem,
+    version_problem,
+)
 from headgate.signals.listening import Hear, Heard, SignalWatcher, StopListening, pages_of, seconds_of
 
 log = logging.getLogger(__name__)
@@ -44,6 +49,15 @@ class SignalVersion(Signal):
     sender: str = ""
     sent_at: datetime | None = None
     run: tuple[str, str] | None = None
+
+
+def signals_in(signals: Iterable[Signal]) -> list[Signal]:
+    """Return signals that are to be sent as a list. Raises TypeError for anything else."""
+    found = list(signals)
+    for one in found:
+        if not isinstance(one, Signal):
+            raise TypeError(f"signals are sent as Signal(key, value), not as {one!r:.100}")
+    return found
 
 
 class BaseSignalService(ABC):
@@ -90,11 +104,15 @@ class BaseSignalService(ABC):
     ) -> list[SignalVersion]:
         """Return the versions of a key above ``after`` that are kept, the oldest first; or only ``version``.
 
-        There may be more than are returned, at most 1,000 or about 1 MiB: go on after the last of them. Raises
-        ValueError for a malformed key, and as the implementation does.
+        There may be more than are returned, at most ``limit`` (1,000) or about 1 MiB: go on after the last of them, or
+        let ``listen_signal("me", key, after=0, timeout=0)`` do that. Raises ValueError for a malformed key, version or
+        place, and as the implementation does.
         """
         if (problem := address_problem(key, self.namespace)) is not None:
             raise ValueError(problem)
+        for name, number in (("version", version), ("after", after)):
+            if number is not None and (problem := version_problem(name, number)) is not None:
+                raise ValueError(problem)
         return self.list_stored(key, version, after, limit)
 
     @overload
@@ -151,8 +169,8 @@ class BaseSignalService(ABC):
             if after is not None or version < 1:
                 raise ValueError(f"version is {version} and after is {after}: give one of them, the version from 1 on")
             after = version - 1
-        if after is not None and after < 0:
-            raise ValueError(f"after must be the number of a version, or 0, not {after}")
+        if after is not None and (problem := version_problem("after", after)) is not None:
+            raise ValueError(problem)
         seconds = seconds_of(timeout)
         if after is None:
             after = self.hear(key, None, 0.0).seen

@@ -15,7 +15,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ import tenacity
 from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX
 from headgate.protocol.values import decode_value
 from headgate.signals import outgoing
-from headgate.signals.base import BaseSignalService, Signal, SignalVersion
+from headgate.signals.base import BaseSignalService, Signal, SignalVersion, signals_in
 from headgate.signals.listening import Hear, Heard
 
 try:
@@ -162,16 +162,16 @@ class GrpcSignalService(BaseSignalService):
         (sent,) = self.send_signals([Signal(key, value, dedup)], run=run)
         return sent
 
-    def send_signals(self, signals: Sequence[Signal], *, run: tuple[str, str] | None = None) -> list[SignalVersion]:
+    def send_signals(self, signals: Iterable[Signal], *, run: tuple[str, str] | None = None) -> list[SignalVersion]:
         """Send signals in one transaction, as `send_signal` does one; return their versions.
 
         At most 1,000, whose values take 1 MiB: raises `TooManySignals` for more.
         """
+        signals, of_run = signals_in(signals), _named(run)
         sends = [outgoing.encoded(one.key, one.value, dedup=one.dedup, namespace=self.namespace) for one in signals]
         outgoing.check_size(sends, "at once")
         if not sends:
             return []
-        of_run = None if run is None else pb.Run(dag=run[0], run_id=run[1])
         news = [
             pb.NewSignal(key=one.key, namespace=one.namespace, value=one.value, dedup=one.dedup, run=of_run)
             for one in sends
@@ -320,6 +320,16 @@ def _may_be_repeated(error: BaseException) -> bool:
 def _details_of(error: grpc.RpcError) -> str:
     assert isinstance(error, grpc.Call), "the errors of calls are calls"
     return error.details() or error.code().name
+
+
+def _named(run: object) -> pb.Run | None:
+    match run:
+        case None:
+            return None
+        case (str(dag_id), str(run_id)):
+            return pb.Run(dag=dag_id, run_id=run_id)
+        case _:
+            raise TypeError(f"run is a tuple of a dag_id and a run_id, not {run!r:.100}")
 
 
 def _listed(key: str, one: pb.Signal) -> SignalVersion:

@@ -214,7 +214,9 @@ def starts_with(text: str) -> Predicate:
 
 def field(path: str, predicate: Predicate) -> Predicate:
     """The value is a dict, and the part of it at this path, with dots between keys, meets the predicate."""
-    return Predicate(predicate.test, predicate.operand, (*path.split("."), *predicate.path))
+    if not isinstance(predicate, Predicate):
+        raise TypeError(f"a part of a value meets a predicate, as at_least(3), not {predicate!r:.100}")
+    return Predicate(predicate.test, predicate.operand, (*_text(path, "field").split("."), *predicate.path))
 
 
 def _predicate(test: _Comparison, operand: Any) -> Predicate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from headgate.protocol.messages.queries import (
 from headgate.protocol.messages.signals import LISTEN_S_MAX, SignalSend, StoredSignal
 from headgate.protocol.values import decode_value
 from headgate.signals import outgoing
-from headgate.signals.base import BaseSignalService, Signal, SignalVersion
+from headgate.signals.base import BaseSignalService, Signal, SignalVersion, signals_in
 from headgate.signals.listening import Heard
 
 
@@ -59,12 +59,13 @@ class SignalService(BaseSignalService):
         return sent[0] if sent else None
 
     def send_signals(
-        self, signals: Sequence[Signal], *, of_run: bool = False, with_outcome: bool = False
+        self, signals: Iterable[Signal], *, of_run: bool = False, with_outcome: bool = False
     ) -> list[SignalVersion]:
         """Send signals, all or none, as `send_signal` does one; return their versions, none if ``with_outcome``.
 
         At most 1,000, whose values take 1 MiB: raises `TooManySignals` for more.
         """
+        signals = signals_in(signals)
         sends = [
             outgoing.encoded(one.key, one.value, dedup=one.dedup, namespace=self.namespace, is_of_run=of_run)
             for one in signals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 import typer
@@ -18,8 +18,11 @@ ROWS_PER_PAGE_MAX = 1000  # read at a time
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")]
 WideOption = Annotated[bool, typer.Option("--wide", help="Print all columns, with exact times.")]
-RowsOption = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Print at most N of them.")]
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Print at most N of them.")]
+ID_MAX: Final = 2**63 - 1  # as much as a column holds; of no table are more rows asked for
+RowsOption = Annotated[int, typer.Option("--limit", min=1, max=ID_MAX, metavar="N", help="Print at most N of them.")]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, max=ID_MAX, metavar="N", help="Print at most N of them.")
+]
 AllOption = Annotated[bool, typer.Option("--all", help="Print all of them.")]
 
 

@@ -85,6 +85,8 @@ class ClientSignals:
         runs: dict[tuple[str, str], DagRunId] = {}
         new = []
         for one in signals:
+            if not isinstance(one, Send):
+                raise TypeError(f"signals are sent as Send(key, value), not as {one!r:.100}")
             if one.run is not None and one.run not in runs:
                 runs[one.run] = self._signals.run(*one.run)
             data = encode_value(one.value, where=f"signal {one.key!r:.60}", bytes_max=SIGNAL_BYTES_MAX)
@@ -126,6 +128,7 @@ class ClientSignals:
         `ValueRefused`.
         """
         reading.check_address(key, namespace)
+        reading.check_version("after", after or 0)
         if after is None:
             newest = self._signals.newest(key, namespace)
             after = newest[-1].version if newest else 0

@@ -6,13 +6,17 @@ import base64
 import math
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 
 from headgate.protocol.messages import MALFORMED
 from headgate.protocol.values import decode_value
+
+# Of a whole number that is shown in decimals, about 4,200 of them: Python refuses to write those of a longer one. That
+# is shown in hexadecimal, as it is stored.
+INT_BITS_SHOWN: Final = 14_000
 
 
 def json_line(value: Any) -> str:
@@ -43,8 +47,10 @@ def payload(data: bytes | None) -> Any:
 def readable(value: Any) -> Any:
     """Return the value as JSON can hold it: times in ISO 8601, numbers and ids as text, bytes as text or base64."""
     match value:
-        case None | bool() | int() | str():
+        case None | bool() | str():
             return value
+        case int():
+            return value if value.bit_length() <= INT_BITS_SHOWN else hex(value)
         case float():
             return value if math.isfinite(value) else str(value)
         case datetime() | date() | time():

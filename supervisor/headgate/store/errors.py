@@ -72,7 +72,7 @@ class RowsRefused(StoreError):
     """The database refuses these rows: at least one of them is bad, and the caller finds it by halving."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the database refuses the rows: {reason}")
+        super().__init__(f"the database refuses the values: {reason}")
         self.reason = reason
 
 

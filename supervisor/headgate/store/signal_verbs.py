@@ -10,7 +10,7 @@ from typing import Literal
 
 from sqlalchemy import delete, select, update
 
-from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, VERSION_MAX, SentSignal
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, SentSignal
 from headgate.store.access import acts
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting, reading
@@ -105,6 +105,7 @@ class SignalVerbs(Verbs):
         With ``dag_run`` only those that this run may consider.
         """
         signal_log.check_address(key, namespace)
+        signal_log.check_version("after", after)
         return signal_log.read_page(
             tx, key, namespace, after=after, limit=signal_log.check_limit(limit), dag_run=dag_run
         )
@@ -125,8 +126,8 @@ class SignalVerbs(Verbs):
         Without ``after`` none, only the newest version that there is. Raises `ValueRefused`.
         """
         signal_log.check_address(key, namespace)
-        if after is not None and not 0 <= after <= VERSION_MAX:
-            raise ValueRefused(f"after must be a version, from 0 to {VERSION_MAX:,}: {after}")
+        if after is not None:
+            signal_log.check_version("after", after)
         return signal_log.hear(tx, key, namespace, after=after, dag_run=dag_run, bytes_max=bytes_max)
 
     @reading
@@ -141,6 +142,7 @@ class SignalVerbs(Verbs):
     ) -> Signal | None:
         """Return one version of a key; None if it was not sent yet, or is not kept any more. Raises `ValueRefused`."""
         signal_log.check_address(key, namespace)
+        signal_log.check_version("version", version)
         return signal_log.version_of(tx, key, namespace, version, dag_run)
 
     @reading
@@ -212,13 +214,16 @@ class SignalVerbs(Verbs):
         """Forget a key with all its versions; return how many were kept. Raises `NoSuchRow`.
 
         If something is sent under it again, its versions begin with 1. Raises `SignalKeyInUse` if a task waits for it,
-        or one of a run that has not ended may, or a watcher sends its events under it.
+        or one of a run that has not ended may, a DAG has runs for it, or a watcher sends its events under it. What
+        waits for a run of a DAG that is in no file any more is kept for that.
         """
         found = signal_log.key_row(tx, key, namespace)
         sending.lock(tx, found.id)
         start, wait = signal_start.c, signal_wait.c
         of_key = (wait.namespace == namespace, wait.key == key)
-        runs = select(dag.c.name).join(signal_wait, wait.dag_id == dag.c.id).where(*of_key)
+        # A DAG that is in no file any more does not count: no command knows it. If it is there again, it goes on.
+        is_there = dag.c.removed_at.is_(None)
+        runs = select(dag.c.name).join(signal_wait, wait.dag_id == dag.c.id).where(*of_key, is_there)
         if (name := tx.connection.execute(runs.limit(1)).scalar_one_or_none()) is not None:
             raise SignalKeyInUse(key, f"the DAG {name!r} has runs for its signals")
         if tx.connection.execute(select(has_listener(namespace, key))).scalar_one():

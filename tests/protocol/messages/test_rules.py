@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from headgate.protocol.messages.rules import (
     rules_problem,
 )
 from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX, Comparison, Predicate
+from headgate.protocol.tags import NUMBER_CHARS_MAX
 from headgate.protocol.values import encode_value
 
 
@@ -42,6 +46,14 @@ def predicate(test: Comparison, operand: Any, *path: str) -> Predicate:
         ("at_most", 3, [3, -1], [3.1, "2", None, False]),
         ("above", 0.5, [0.6, 1], [0.5, 0, True, "1"]),
         ("below", 0.5, [0.4, -2], [0.5, 1, False, ""]),
+        ("at_least", 3, [2**64, 10**400, math.inf, Decimal("3.0")], [math.nan, -math.inf, -(10**400), Decimal("2.9")]),
+        ("below", 2**64, [2**64 - 1, 0.5, -math.inf, Decimal("1E+19")], [2**64, math.inf, Decimal("1E+20"), "1"]),
+        ("above", Decimal("0.1"), [0.1, 1, Decimal("0.11"), 2**64], [Decimal("0.10"), 0.0999, Decimal("sNaN"), "0.2"]),
+        ("at_most", math.inf, [math.inf, 10**400, Decimal("1E+99999")], [math.nan, Decimal("NaN"), "", timedelta(1)]),
+        ("equal", 1, [Decimal("1.0")], [Decimal("1.1"), Decimal("NaN")]),
+        ("equal", Decimal("0.10"), [Decimal("0.1")], [0.1, "0.1", {"$": "decimal", "v": "0.10"}]),
+        ("equal", math.nan, [math.nan], [math.inf, None]),
+        ("one_of", [2**64, (1,)], [2**64, (1,)], [[1], 2**64 + 1, 1]),
         ("at_least", "m", ["m", "n", "ma"], ["l", "M", 13, None]),
         ("starts_with", "ord", ["ord", "orders"], ["Ord", "", None, 1, ["ord"], {"ord": 1}]),
     ],
@@ -69,6 +81,23 @@ def test_a_part_of_the_value_meets_a_predicate() -> None:
 def test_a_value_that_cannot_be_read_meets_no_predicate(value: bytes) -> None:
     assert not is_met(predicate("equal", 1), value)
     assert is_met(None, value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"$":"int","v":7}',
+        b'{"$":"int","v":"seven"}',
+        b'{"$":"int","v":"0x' + b"f" * NUMBER_CHARS_MAX + b'"}',
+        b'{"$":"decimal","v":"x"}',
+        b'{"$":["int"],"v":"0x7"}',
+        b'{"$":"int","v":"0x7","w":0}',
+        b'{"$":"uuid","v":"7"}',
+    ],
+)
+def test_a_number_that_cannot_be_read_is_not_compared(value: bytes) -> None:
+    assert not is_met(predicate("at_least", 3), value)
+    assert not is_met(predicate("equal", 7), value)
 
 
 def test_without_a_predicate_any_value_counts() -> None:
@@ -104,6 +133,10 @@ def test_only_equal_rules_have_the_same_name() -> None:
         ((TaskRule("t", action="NONE", condition="necessary"),), "its action is NONE"),
         ((SignalRule("k", predicate=predicate("at_least", None)),), "at_least is for numbers and text, not None"),
         ((SignalRule("k", predicate=predicate("above", True)),), "above is for numbers and text, not True"),
+        ((SignalRule("k", predicate=predicate("at_least", date(2026, 1, 2))),), "and text, not date '2026-01-02'"),
+        ((SignalRule("k", predicate=predicate("below", math.nan)),), "below is for numbers and text, not float 'nan'"),
+        ((SignalRule("k", predicate=predicate("at_most", {"$": 1})),), "numbers and text, not dict [['$', 1]]"),
+        ((SignalRule("k", predicate=predicate("starts_with", (1,))),), "starts_with is for text, not tuple [1]"),
         ((SignalRule("k", predicate=predicate("starts_with", 3)),), "starts_with is for text, not 3"),
         ((SignalRule("k", predicate=predicate("one_of", [])),), "one_of needs one value at least"),
         ((SignalRule("k", predicate=Predicate("equal", b"{")),), "the value of equal is not encoded"),

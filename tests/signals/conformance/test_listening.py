@@ -203,7 +203,7 @@ def test_an_exception_of_a_watcher_leaves_the_listening(service: BaseSignalServi
 @pytest.mark.parametrize(
     ("options", "error", "problem"),
     [
-        ({"after": -1}, ValueError, "after must be the number of a version, or 0, not -1"),
+        ({"after": -1}, ValueError, "after must be a version, from 0 to "),
         ({"version": 0}, ValueError, "version is 0 and after is None: give one of them"),
         ({"version": 2, "after": 1}, ValueError, "version is 2 and after is 1: give one of them"),
         ({"timeout": -1.0}, ValueError, "the timeout must be 0 seconds or more, not -1"),

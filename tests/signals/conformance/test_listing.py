@@ -54,6 +54,14 @@ def test_a_page_of_no_size_is_refused(service: BaseSignalService, limit: int) ->
         service.list_signals("a", limit=limit)
 
 
+@pytest.mark.parametrize("number", [-1, 2**63, 2**64])
+@pytest.mark.parametrize("name", ["after", "version"])
+def test_what_is_no_version_is_refused(service: BaseSignalService, name: str, number: int) -> None:
+    expected = f"{name} must be a version, from 0 to 9,223,372,036,854,775,807, not {number:,}"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        service.list_signals("a", **{name: number})
+
+
 def test_page_by_page_all_versions_come(service: BaseSignalService) -> None:
     fill(service, "a", 2345)
     seen: list[int] = []
@@ -61,6 +69,7 @@ def test_page_by_page_all_versions_come(service: BaseSignalService) -> None:
         assert len(page) <= SIGNALS_PER_PAGE_MAX
         seen += page
     assert seen == list(range(1, 2346))
+    assert [one.version for one in service.listen_signal("me", "a", after=0, timeout=0)] == seen
 
 
 def test_a_page_of_large_values_ends_early_and_the_next_goes_on(service: BaseSignalService) -> None:

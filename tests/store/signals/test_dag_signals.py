@@ -241,6 +241,22 @@ def test_a_key_by_which_a_dag_has_runs_is_not_forgotten_and_says_so(dags: Dags) 
     assert (waits.dag, waits.run_id, waits.task_id, waits.has_rule) == ("d", None, None, True)
 
 
+def test_a_dag_that_is_in_no_file_does_not_keep_its_key_and_goes_on_when_it_is_there_again(dags: Dags) -> None:
+    dags.save(EACH)
+    dags.store.tasks.save_file(dags.epoch, "d.py", [])
+    dags.send("go", 1, 2)
+    assert dags.settle() == []
+    assert dags.waiting() == 2
+    assert dags.store.signals.waiting("go", limit=9) == []
+    assert dags.store.signals.forget("go") == 2
+    dags.send("go", 3)
+    dags.save(EACH)
+    dags.settle()
+    assert dags.runs() == [[1], [2], [3]], "each in one, also those whose key was forgotten"
+    with pytest.raises(SignalKeyInUse, match="the DAG 'd' has runs"):
+        dags.store.signals.forget("go")
+
+
 def test_of_several_supervisors_one_makes_the_run_of_a_signal(postgres_url: str, secrets: Any) -> None:
     dags = Dags(lambda clock: Store(open_engine(postgres_url), secrets=secrets, clock=clock), no_query)
     dags.save(EACH, max_active_runs=1000)

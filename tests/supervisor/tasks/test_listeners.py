@@ -257,7 +257,7 @@ def test_a_step_is_told_what_cannot_be_listened_for(scene: Listening) -> None:
     assert all(isinstance(answer, Response) and answer.result is None for answer in answers)
     first, second, third = [answer.error for answer in answers]
     assert "must have 1..512 characters" in first
-    assert second == "after must be a version, from 0 to 9,223,372,036,854,775,807: -1"
+    assert second == "after must be a version, from 0 to 9,223,372,036,854,775,807, not -1"
     assert "from 0 to" in third
 
 

@@ -21,6 +21,7 @@ from headgate.protocol.messages.signals import (
     Since,
     address_problem,
 )
+from headgate.protocol.tags import CONTENT, TAG, number_of
 
 RULES_MAX: Final = 64  # of one task: each is a row in each of its runs
 PATH_PARTS_MAX: Final = 20  # of the place of a value within a signal's
@@ -156,31 +157,34 @@ def _holds(test: Comparison, found: Any, operand: Any) -> bool:
         return any(_is_same(found, one) for one in operand)
     if test == "starts_with":
         return isinstance(found, str) and found.startswith(operand)
-    if not _are_ordered(found, operand):
+    pair = _in_order(found, operand)
+    if pair is None:
         return False
+    one, other = pair
     match test:
         case "at_least":
-            return bool(found >= operand)
+            return bool(one >= other)
         case "at_most":
-            return bool(found <= operand)
+            return bool(one <= other)
         case "above":
-            return bool(found > operand)
+            return bool(one > other)
         case _:
-            return bool(found < operand)
+            return bool(one < other)
 
 
 def _is_same(one: Any, other: Any) -> bool:
     # To Python True is 1; to who sends a flag, or a number, they are different things.
-    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
-
-
-def _are_ordered(one: Any, other: Any) -> bool:
-    """Whether two values are both numbers, or both text."""
-    if isinstance(one, bool) or isinstance(other, bool):
+    if isinstance(one, bool) is not isinstance(other, bool):
         return False
-    return (isinstance(one, int | float) and isinstance(other, int | float)) or (
-        isinstance(one, str) and isinstance(other, str)
-    )
+    return bool(one == other) or ((number := number_of(one)) is not None and number == number_of(other))
+
+
+def _in_order(one: Any, other: Any) -> tuple[Any, Any] | None:
+    """Return two values as they can be compared, if they are both numbers, or both text; None otherwise."""
+    if isinstance(one, str) and isinstance(other, str):
+        return one, other
+    numbers = number_of(one), number_of(other)
+    return None if None in numbers else numbers
 
 
 # --- the check -----------------------------------------------------------------------------------
@@ -207,10 +211,17 @@ def predicate_problem(predicate: Predicate) -> str | None:
         case "one_of":
             return None if isinstance(operand, list) and operand else "one_of needs one value at least"
         case "starts_with":
-            return None if isinstance(operand, str) else f"starts_with is for text, not {operand!r:.60}"
+            return None if isinstance(operand, str) else f"starts_with is for text, not {_shown(operand)}"
         case test:
-            is_fit = _are_ordered(operand, operand)
-            return None if is_fit else f"{test} is for numbers and text, not {operand!r:.60}"
+            is_fit = _in_order(operand, operand) is not None
+            return None if is_fit else f"{test} is for numbers and text, not {_shown(operand)}"
+
+
+def _shown(operand: Any) -> str:
+    """Return an operand for people: one with a tag as its author's type, and not in the form in which it is stored."""
+    if isinstance(operand, dict) and isinstance(tag := operand.get(TAG), str):
+        return f"{tag} {operand.get(CONTENT)!r:.60}"
+    return f"{operand!r:.60}"
 
 
 def rules_problem(rules: Rules) -> str | None:

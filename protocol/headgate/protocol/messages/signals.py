@@ -108,6 +108,13 @@ def address_problem(key: str, namespace: str) -> str | None:
     return None
 
 
+def version_problem(name: str, number: int) -> str | None:
+    """Return the problem with the number of a version, or with 0, which is before the first; or None."""
+    if 0 <= number <= VERSION_MAX:
+        return None
+    return f"{name} must be a version, from 0 to {VERSION_MAX:,}, not {number:,}"
+
+
 def signal_problem(signal: SignalSend) -> str | None:
     """Return the problem with a signal that is to be sent, or None."""
     if (problem := address_problem(signal.key, signal.namespace)) is not None:

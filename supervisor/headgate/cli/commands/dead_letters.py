@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 import typer
 
 from headgate.cli.invocation import CommandError, invocation, user_name
-from headgate.cli.lists import JsonOption, LimitOption, WideOption, print_json_lines, print_record, print_structs
+from headgate.cli.lists import (
+    ID_MAX,
+    JsonOption,
+    LimitOption,
+    WideOption,
+    print_json_lines,
+    print_record,
+    print_structs,
+)
 from headgate.cli.options import json_value
 from headgate.cli.output import json_line, payload
 from headgate.cli.progress import ProgressShown
@@ -88,7 +96,7 @@ class State(StrEnum):
     all = "all"
 
 
-IdArgument = Annotated[int, typer.Argument(metavar="ID", min=1, help="Its id, as `dlq list` prints it.")]
+IdArgument = Annotated[int, typer.Argument(metavar="ID", min=1, max=ID_MAX, help="Its id, as `dlq list` prints it.")]
 IdsArgument = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", min=1, help="Their ids.")]
 WatcherOption = Annotated[
     str | None, typer.Option("--watcher", metavar="NAME", help="Only letters of watchers that have or had this name.")

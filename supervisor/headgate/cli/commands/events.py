@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headgate.cli.invocation import CommandError, invocation
-from headgate.cli.lists import JsonOption, LimitOption, WideOption, print_json_lines, print_structs
+from headgate.cli.lists import ID_MAX, JsonOption, LimitOption, WideOption, print_json_lines, print_structs
 from headgate.cli.options import since
 from headgate.cli.output import payload
 from headgate.cli.tables import ROWS_SHOWN_MAX, Column, fields, print_table
@@ -51,7 +51,9 @@ def list_events(
     newest: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=ROWS_SHOWN_MAX, help="The newest N events.")
     ] = None,
-    after: Annotated[int | None, typer.Option(metavar="ID", min=0, help="Only events with greater ids.")] = None,
+    after: Annotated[
+        int | None, typer.Option(metavar="ID", min=0, max=ID_MAX, help="Only events with greater ids.")
+    ] = None,
     since_text: Annotated[
         str | None, typer.Option("--since", metavar="WHEN", help="Only events stored since: 2h, 3d, or a time.")
     ] = None,

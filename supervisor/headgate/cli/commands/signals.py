@@ -26,7 +26,13 @@ from headgate.cli.options import json_value
 from headgate.cli.output import json_line, payload
 from headgate.cli.tables import Column, cell, fields, print_table
 from headgate.presentation.moments import exact
-from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, SIGNALS_PER_PAGE_MAX, SignalSend
+from headgate.protocol.messages.signals import (
+    DEFAULT_NAMESPACE,
+    SIGNAL_BYTES_MAX,
+    SIGNALS_PER_PAGE_MAX,
+    VERSION_MAX,
+    SignalSend,
+)
 from headgate.protocol.values import encode_value
 
 if TYPE_CHECKING:
@@ -43,7 +49,9 @@ _KEYS_SHOWN: tuple[Column, ...] = ("namespace", "key", ("versions", lambda key: 
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 NamespaceOption = Annotated[str, typer.Option(metavar="NS", help="The namespace of the key.")]
-AfterOption = Annotated[int | None, typer.Option(metavar="VERSION", min=0, help="Only later versions.")]
+AfterOption = Annotated[
+    int | None, typer.Option(metavar="VERSION", min=0, max=VERSION_MAX, help="Only later versions.")
+]
 
 
 @app.command()

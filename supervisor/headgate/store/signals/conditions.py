@@ -65,6 +65,7 @@ def is_old(before: datetime) -> ColumnElement[bool]:
 
 def has_listener(namespace: str, key: str) -> ColumnElement[bool]:
     """Return the condition that a task waits for a key, or that one of a run that has not ended may come to do so."""
-    waits = exists(ONE).where(signal_wait.c.namespace == namespace, signal_wait.c.key == key, is_waiting())
+    of_key = (signal_wait.c.namespace == namespace, signal_wait.c.key == key, signal_wait.c.dag_id.is_(None))
+    waits = exists(ONE).where(*of_key, is_waiting())
     of_run = and_(signal_start.c.dag_run_id == dag_run.c.id, dag_run.c.ended_at.is_(None))
     return or_(waits, exists(ONE).where(signal_start.c.namespace == namespace, signal_start.c.key == key, of_run))

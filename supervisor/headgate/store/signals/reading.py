@@ -9,7 +9,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 
-from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, address_problem
+from headgate.protocol.messages.signals import (
+    DEFAULT_NAMESPACE,
+    SIGNALS_PER_PAGE_MAX,
+    address_problem,
+    version_problem,
+)
 from headgate.protocol.values import decode_value
 from headgate.store.db.bulk import Kind, find
 from headgate.store.db.transaction import Tx
@@ -126,6 +131,12 @@ def check_address(key: str, namespace: str) -> None:
         raise ValueRefused(problem)
 
 
+def check_version(name: str, number: int) -> None:
+    """Raise `ValueRefused` for what is no number of a version, nor 0."""
+    if (problem := version_problem(name, number)) is not None:
+        raise ValueRefused(problem)
+
+
 def check_limit(limit: int) -> int:
     """Return ``limit``; raise `ValueRefused` unless it is from 1 to `SIGNALS_PER_PAGE_MAX`."""
     if not 1 <= limit <= SIGNALS_PER_PAGE_MAX:
@@ -230,6 +241,7 @@ def waiting(tx: Tx, key: str, namespace: str, limit: int) -> list[WaitingTask]:
         )
         .where(signal_wait.c.namespace == namespace, signal_wait.c.key == key, is_waiting())
         .where(or_(task_instance.c.id.is_not(None), signal_wait.c.trigger_id.is_(None)))
+        .where(or_(signal_wait.c.dag_id.is_(None), dag.c.removed_at.is_(None)))
         .order_by(signal_wait.c.id)
         .limit(limit)
     )
