@@ -25,7 +25,7 @@ from headgate.protocol.messages.runner import (
     StateChanges,
 )
 from headgate.streams import descriptions
-from headgate.streams.figures import progress_of
+from headgate.streams.checks import progress_of
 from headgate.streams.identity import identify
 from headgate.triggers.base import BaseEventTrigger
 from headgate.triggers.shared_stream import LanePosition, PollTerminated, SharedStreamManager, SourceMissing

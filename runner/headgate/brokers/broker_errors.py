@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from headgate.streams.contract import SourceMissing
-
-if TYPE_CHECKING:
-    from headgate.brokers.held import Received
 
 
 class BrokerError(Exception):
@@ -25,17 +19,6 @@ class BrokerMisconfigured(BrokerError):
 
 class BrokerSourceMissing(BrokerMisconfigured, SourceMissing):
     """The broker does not have what is read: the topic, the stream or the group does not exist, or not any more."""
-
-
-class PlaceRefuses(Exception):
-    """The broker's place for rejected messages takes none for now, though the connection is sound.
-
-    ``messages`` are those that it does not have; of a rejection it has, and the broker has acknowledged, all others.
-    """
-
-    def __init__(self, reason: str, messages: Sequence[Received] = ()) -> None:
-        super().__init__(reason)
-        self.messages = messages
 
 
 class BrokerUnreachable(BrokerError):

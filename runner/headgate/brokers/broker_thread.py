@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable, PlaceRefuses
-from headgate.brokers.held import Delivery, HeldMessages, Received
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable
+from headgate.brokers.held import Delivery, HeldMessages, PlaceRefuses, Received
 from headgate.child.error_text import describe_error
 from headgate.child.queries import QueryFailed
 from headgate.triggers.named_values import ConnectionMissing

@@ -45,6 +45,17 @@ class Received(NamedTuple):
     size_bytes: int = 0
 
 
+class PlaceRefuses(Exception):
+    """The broker's place for rejected messages takes none for now, though the connection is sound.
+
+    ``messages`` are those that it does not have; of a rejection it has, and the broker has acknowledged, all others.
+    """
+
+    def __init__(self, reason: str, messages: Sequence[Received] = ()) -> None:
+        super().__init__(reason)
+        self.messages = messages
+
+
 class Delivery:
     """A message as it was handed out once: the broker payload of the stream. A stale one is to be handed out again."""
 

@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 import structlog
 import trio
 
-from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable, PlaceRefuses
+from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerUnreachable
 from headgate.brokers.broker_thread import BrokerStatistics, BrokerThread, Limits
 from headgate.brokers.checked import CheckedProducer
-from headgate.brokers.held import Delivery, Received
+from headgate.brokers.held import Delivery, PlaceRefuses, Received
 from headgate.brokers.progress import Progress
 from headgate.child.own_threads import OwnThreads
 from headgate.protocol.messages.runner import LaneProgress

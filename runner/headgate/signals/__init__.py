@@ -1,7 +1,7 @@
 """Signals for authors: values under keys, which tasks and triggers send, and tasks list, hear, and start by."""
 
 from headgate.protocol.messages.signals import Predicate
-from headgate.signals.base import BaseSignalService, Signal, SignalVersion
+from headgate.signals.base import BaseSignalService
 from headgate.signals.listening import Heard, SignalWatcher, StopListening
 from headgate.signals.outgoing import TooManySignals
 from headgate.signals.rules import (
@@ -28,6 +28,7 @@ from headgate.signals.rules import (
     starts_with,
 )
 from headgate.signals.service import SignalService
+from headgate.signals.versions import Signal, SignalVersion
 
 __all__ = [
     "NECESSARY",

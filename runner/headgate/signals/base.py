@@ -1,4 +1,4 @@
-"""What signals are to authors, and `BaseSignalService`: what every implementation of them promises.
+"""`BaseSignalService`: what every implementation of signals promises to authors.
 
 An implementation says how signals are sent, read and heard: in a task by queries to the supervisor, elsewhere over
 gRPC. What users see of it, and what is refused before anything is sent, is the same for all, and is written here.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, overload
 
@@ -22,42 +21,9 @@ from headgate.protocol.messages.signals import (
     version_problem,
 )
 from headgate.signals.listening import Hear, Heard, SignalWatcher, StopListening, pages_of, seconds_of
+from headgate.signals.versions import Signal, SignalVersion
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Signal:
-    """A value under a key. ``dedup``: if the key has a version with this one, it is not sent again."""
-
-    key: str
-    value: Any = None
-    dedup: str | None = None
-
-
-@dataclass(frozen=True)
-class SignalVersion(Signal):
-    """A signal that was sent: the ``version`` of its key, which no other signal has.
-
-    ``is_new`` is False if an earlier one with the same ``dedup`` has this version. ``sender`` and ``sent_at`` are
-    known of signals that were listed, and so is ``run``, a dag_id and a run_id, of one that a program lists and that is
-    for that run alone.
-    """
-
-    version: int = 0
-    is_new: bool = True
-    sender: str = ""
-    sent_at: datetime | None = None
-    run: tuple[str, str] | None = None
-
-
-def signals_in(signals: Iterable[Signal]) -> list[Signal]:
-    """Return signals that are to be sent as a list. Raises TypeError for anything else."""
-    found = list(signals)
-    for one in found:
-        if not isinstance(one, Signal):
-            raise TypeError(f"signals are sent as Signal(key, value), not as {one!r:.100}")
-    return found
 
 
 class BaseSignalService(ABC):

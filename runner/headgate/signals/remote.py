@@ -27,8 +27,9 @@ import tenacity
 from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX
 from headgate.protocol.values import decode_value
 from headgate.signals import outgoing
-from headgate.signals.base import BaseSignalService, Signal, SignalVersion, signals_in
+from headgate.signals.base import BaseSignalService
 from headgate.signals.listening import Hear, Heard
+from headgate.signals.versions import Signal, SignalVersion, signals_in
 
 try:
     import grpc

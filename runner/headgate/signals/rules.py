@@ -25,8 +25,8 @@ from headgate.protocol.messages.rules import (
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, Predicate, Since
 from headgate.protocol.messages.signals import Comparison as _Comparison
 from headgate.protocol.values import encode_value
-from headgate.signals.base import Signal, SignalVersion
 from headgate.signals.cron import read_cron
+from headgate.signals.versions import Signal, SignalVersion
 
 _E = TypeVar("_E", bound=enum.StrEnum)
 

@@ -19,8 +19,9 @@ from headgate.protocol.messages.queries import (
 from headgate.protocol.messages.signals import LISTEN_S_MAX, SignalSend, StoredSignal
 from headgate.protocol.values import decode_value
 from headgate.signals import outgoing
-from headgate.signals.base import BaseSignalService, Signal, SignalVersion, signals_in
+from headgate.signals.base import BaseSignalService
 from headgate.signals.listening import Heard
+from headgate.signals.versions import Signal, SignalVersion, signals_in
 
 
 class SignalService(BaseSignalService):

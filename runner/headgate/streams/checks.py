@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -13,8 +14,16 @@ import trio
 
 from headgate.child.error_text import storable
 from headgate.child.keys import storable_key
-from headgate.protocol.messages.runner import KEY_CHARS_MAX, LANE_CHARS_MAX, POSITION_PARTS_MAX, LaneProgress
-from headgate.streams.contract import SharedStreamProducer
+from headgate.protocol.messages.runner import (
+    KEY_CHARS_MAX,
+    LANE_CHARS_MAX,
+    LANES_TOLD_MAX,
+    POSITION_PARTS_MAX,
+    STREAM_ERROR_CHARS_MAX,
+    LagUnit,
+    LaneProgress,
+)
+from headgate.streams.contract import Lag, SharedStreamProducer
 from headgate.triggers.base import BaseEventTrigger
 
 
@@ -89,6 +98,33 @@ def is_progress(lane: object) -> bool:
         and is_position((lane.missing,))
         and all(math.isfinite(at) for at in (lane.begun_at, lane.committed_at or 0.0))
     )
+
+
+def progress_of(producer: SharedStreamProducer | None) -> tuple[LaneProgress, ...]:
+    """Return what the producer says of its lanes, if it is well-formed."""
+    with suppress(BaseException):  # these await nothing, so it is no cancellation
+        lanes = () if producer is None else tuple(producer.progress()[:LANES_TOLD_MAX])
+        if all(map(is_progress, lanes)):
+            return lanes
+    return ()
+
+
+def lag_of(producer: SharedStreamProducer | None) -> Lag | None:
+    """Return what the producer says, if it is a number: what an author's code raises or returns harms nothing."""
+    with suppress(BaseException):
+        lag = None if producer is None else producer.known_lag()
+        if lag is not None and lag.unit in ("messages", "bytes"):
+            unit: LagUnit = "bytes" if lag.unit == "bytes" else "messages"  # and no object of the author's
+            return Lag(max(0, min(int(lag.amount), 2**63 - 1)), unit)
+    return None
+
+
+def trouble_of(producer: SharedStreamProducer | None) -> str | None:
+    """Return why the producer has no connection, if it says so in a text that can be told."""
+    with suppress(BaseException):
+        trouble = None if producer is None else producer.known_trouble()
+        return None if trouble is None else storable(str(trouble))[:STREAM_ERROR_CHARS_MAX] or "it does not say why"
+    return None
 
 
 def message_key(key: object, producer: object) -> str | None:

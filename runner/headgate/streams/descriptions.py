@@ -32,9 +32,8 @@ from headgate.protocol.messages.runner import (
 )
 from headgate.streams import checks
 from headgate.streams.contract import LanePosition, SourceMissing
-from headgate.streams.figures import StreamRecord, progress_of
 from headgate.streams.group import Group
-from headgate.streams.group_settings import PRODUCER_CLOSE_TIMEOUT_S, GroupSettings
+from headgate.streams.group_settings import PRODUCER_CLOSE_TIMEOUT_S, GroupSettings, StreamRecord
 
 DESCRIBE_S = 20.0  # of a broker
 # A broker may say that it has given out messages which are still on their way to the producer: a second look tells.
@@ -93,7 +92,7 @@ async def _ask(record: StreamRecord) -> Sequence[LanePosition]:
 
 
 def _by_name(group: Group | None) -> dict[str, LaneProgress]:
-    lanes = progress_of(None if group is None else group.producer)
+    lanes = checks.progress_of(None if group is None else group.producer)
     return {lane.lane: lane for lane in lanes if lane.begun_at}
 
 

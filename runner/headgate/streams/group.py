@@ -26,7 +26,6 @@ from headgate.streams.contract import (
     SharedStreamProducer,
     SubscriberOverflow,
 )
-from headgate.streams.figures import StreamRecord, trouble_of
 from headgate.streams.group_settings import (
     ADVANCE_BATCH_EVENTS_MAX,
     BROADCASTS_PER_CHECKPOINT_MAX,
@@ -37,6 +36,7 @@ from headgate.streams.group_settings import (
     PRODUCER_CLOSE_TIMEOUT_S,
     STREAM_CLOSE_TIMEOUT_S,
     GroupSettings,
+    StreamRecord,
 )
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import Ledger, Share
@@ -201,7 +201,7 @@ class Group:
         if self._has_ended or self._settings.flow.is_stopped:
             return None
         absent = self._settings.absent.of(self.key)
-        is_at_limit, trouble = self.outstanding >= OUTSTANDING_EVENTS_MAX, trouble_of(self.producer)
+        is_at_limit, trouble = self.outstanding >= OUTSTANDING_EVENTS_MAX, checks.trouble_of(self.producer)
         return find_stall(self.name, absent, self._online, is_at_limit=is_at_limit, trouble=trouble)
 
     async def run(self) -> None:

@@ -1,18 +1,24 @@
-"""The limits of a group, and the settings and the state that all groups of one manager share."""
+"""The limits of a group, the settings and the state that all groups of one manager share, and the record of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import structlog
 
+from headgate.child.error_text import describe_error
+from headgate.child.queries import secrets
+from headgate.protocol.messages.runner import STREAM_ERROR_CHARS_MAX
 from headgate.streams.absence import AbsentSubscribers
+from headgate.streams.contract import AdvanceItem
 from headgate.streams.end_deadlines import EndDeadlines
 from headgate.streams.flow import FlowControl
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import SeqTable
+from headgate.triggers.base import BaseEventTrigger
 
 # Events in one call of advance: bounds the work that is redelivered if that call fails.
 ADVANCE_BATCH_EVENTS_MAX = 1000
@@ -54,3 +60,47 @@ class GroupSettings:
     on_advance_cut: Callable[[], object]
     lease: Lease | None
     end_deadlines: EndDeadlines
+
+
+class Source(NamedTuple):
+    """What a producer of a stream is made of: the first subscriber's class and kwargs."""
+
+    trigger_class: type[BaseEventTrigger]
+    kwargs: dict[str, Any]
+
+    def is_like(self, other: Source | None) -> bool:
+        """Whether the producers of both are the same, or that cannot be found out."""
+        with suppress(BaseException):  # the values are an author's objects
+            return bool(self == other)
+        return True
+
+
+@dataclass(slots=True)
+class StreamRecord:
+    """The outcomes of one stream since the runner started, however often it has ended and was opened again."""
+
+    acked: int = 0
+    failed: int = 0
+    rejected: int = 0
+    ended: int = 0
+    last_error: str = ""
+    last_error_at: float | None = None  # by the manager's clock
+    source: Source | None = None  # of its producer
+
+    def note_advanced(self, batch: Sequence[AdvanceItem]) -> None:
+        """Count the messages of an advance that has returned."""
+        failed = rejected = 0
+        for _, outcome in batch:
+            if outcome.failed or not (outcome.acked or outcome.rejected):
+                failed += 1
+            elif outcome.rejected:
+                rejected += 1
+        self.acked += len(batch) - failed - rejected
+        self.failed += failed
+        self.rejected += rejected
+
+    def note_end(self, cause: BaseException, now: float) -> None:
+        """Note that the stream has ended by an error."""
+        self.ended += 1
+        lines = describe_error(cause)[0].splitlines() or [""]
+        self.last_error, self.last_error_at = secrets.hide(lines[0])[:STREAM_ERROR_CHARS_MAX], now

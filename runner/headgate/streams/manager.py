@@ -21,10 +21,10 @@ from headgate.protocol.messages.runner import DescribedStream, RunnerFigures
 from headgate.streams.absence import AbsentSubscribers
 from headgate.streams.descriptions import describe_stream
 from headgate.streams.end_deadlines import EndDeadlines
-from headgate.streams.figures import Source, StreamRecords
+from headgate.streams.figures import StreamRecords
 from headgate.streams.flow import FlowControl
 from headgate.streams.group import Group
-from headgate.streams.group_settings import GroupSettings
+from headgate.streams.group_settings import GroupSettings, Source
 from headgate.streams.lease import Lease
 from headgate.streams.ledger import SeqTable
 from headgate.streams.redelivery import RedeliveredMessage

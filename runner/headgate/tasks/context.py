@@ -15,7 +15,7 @@ from headgate.protocol.messages.queries import StartSignal, StartSignals
 from headgate.protocol.messages.steps import Appended, XCom
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
-from headgate.signals.base import SignalVersion
+from headgate.signals.versions import SignalVersion
 from headgate.tasks.maps.outputs import Computed, MappedOutput, XComPageReader
 from headgate.triggers.airflow_names import CONTEXT
 

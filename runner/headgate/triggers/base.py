@@ -18,8 +18,8 @@ from headgate.protocol.messages.queries import GetConnection, GetVariable, Store
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.protocol.messages.task_streams import HANDLER_METHOD, PoisonRule
 from headgate.protocol.values import decode_value
-from headgate.signals.base import Signal, SignalVersion
 from headgate.signals.service import query_of, versions_of
+from headgate.signals.versions import Signal, SignalVersion
 from headgate.triggers.named_values import REQUIRED, Connection, connection_of, variable_json, variable_text
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from headgate.protocol.messages.rules import Action
 from headgate.protocol.messages.steps import StepFailed, StepNotBegun
 from headgate.protocol.messages.worker import DecideSignals, SignalsDecided
 from headgate.protocol.values import decode_value
-from headgate.signals.base import SignalVersion
 from headgate.signals.rules import decide
+from headgate.signals.versions import SignalVersion
 from headgate.worker.steps import find_task
 from headgate.worker.stops import StepStopped
 
