@@ -182,7 +182,7 @@ def test_why_says_that_a_map_was_stopped_or_cannot_be_expanded(
     )
     maps.store.tasks.clear_many(maps.run)
     maps.source_leaves(5)
-    assert headline(call_database, "each").startswith("it cannot be expanded 0.")
+    assert headline(call_database, "each").startswith("it cannot be expanded")
     assert "tasks clear etl r1 source --downstream" in call_database("why", "etl", "r1", "each").out
 
 
