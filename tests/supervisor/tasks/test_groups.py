@@ -15,11 +15,13 @@ from headgate.protocol import marks
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.queries import CreateRun, GetXCom, GetXComs
 from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded, XCom
+from headgate.store.errors import RowsRefused, described
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import StepEnd
 from headgate.supervisor.executors.base import StepQuery
 from headgate.supervisor.tasks import reports
+from headgate.supervisor.tasks.faults import WAIT_S
 
 TOO_BIG = StepSucceeded(xcoms=(XCom("big", b"x" * (XCOM_BYTES_MAX + 1)),))
 # Neither the worker nor the store can tell: PostgreSQL takes no NUL, and SQLite no id that is not text of UTF-8.
@@ -164,3 +166,53 @@ def test_a_slow_database_gets_smaller_groups(store: Store, query: Query) -> None
     finish(scene)
     scene.step(1.0)
     assert scene.core._reports._group_size.items == reports.OUTCOMES_FIRST
+
+
+@pytest.mark.parametrize("error", [RowsRefused("the row is broken"), KeyError("nobody foresaw it")])
+def test_an_end_that_cannot_be_stored_even_as_a_failure_holds_nobody_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    (bad,) = [token for token, step in scene.executor.steps.items() if step.task_id == "c"]
+    store_ends = scene.tasks.store.tasks.store_ends
+
+    def refusing(epoch: Epoch, ends: Sequence[StepEnd], **more: Any) -> Any:
+        if any(end.token == bad for end in ends):
+            raise error
+        return store_ends(epoch, ends, **more)
+
+    finish(scene)
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.tasks.store.tasks, "store_ends", refusing)
+        for _ in range(len(NAMES)):
+            scene.step(1.0)
+        assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS) | {"c": S.RUNNING}
+        assert scene.core._reports.troubles() == [("task etl r1 c", described(error))]
+        assert not scene.core._reports, "a drain waits for no such end"
+        scene.core._dispatch_in_doubt = True
+        scene.step(2.0)
+        assert scene.executor.steps == {}, "it is no task that no worker has got"
+        again_at = scene.core.wake_at()
+        assert WAIT_S <= again_at - 1.0 <= 2 * WAIT_S
+        scene.step(again_at)
+        assert states(scene)["c"] is S.RUNNING
+        assert scene.core.wake_at() - again_at >= 2 * WAIT_S, "less and less often"
+    scene.step(scene.core.wake_at())
+    assert states(scene)["c"] is S.SUCCESS
+    assert scene.core._reports.troubles() == []
+
+
+def test_if_all_ends_are_refused_they_wait_in_the_queue(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RowsRefused("all are")
+
+    monkeypatch.setattr(reports, "ASIDE_MAX", 2)
+    finish(scene)
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.tasks.store.tasks, "store_ends", refuse)
+        for number in range(20):
+            scene.step(1.0 + number)
+        assert len(scene.core._reports.troubles()) == 2
+        assert len(scene.core._reports.tokens()) == len(NAMES)
+    for _ in range(20):
+        scene.step(100.0)
+    assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS)

@@ -177,8 +177,8 @@ class TaskCore:
         return [run.task.name for run in self._running.values()]
 
     def passed_over(self) -> list[tuple[str, str]]:
-        """Return what the scheduler passes over for a while, because it has failed, and why."""
-        return self._scheduler.troubles()
+        """Return what is passed over for a while, because it has failed, and why."""
+        return self._scheduler.troubles() + self._reports.troubles()
 
     def drain(self, now: float) -> bool:
         """Dispatch nothing more; return whether nothing runs any more and all outcomes are stored.

@@ -3,14 +3,17 @@
 Reports are queued, in order, until they are stored. As long as one is not stored its worker gets no other step, so the
 queue is never longer than the bundles of all workers. All ends that have come in meanwhile are stored in one
 transaction, as far as that takes no longer than storing a slice of events may. If one of them is refused, the group is
-halved until the bad one stands alone and fails its task; its neighbours lose nothing. An end that is stored a second
-time changes nothing, because its token then matches no row.
+halved until the bad one stands alone and fails its task; its neighbours lose nothing. If not even that can be stored it
+is put aside for a while, and the others go on. An end that is stored a second time changes nothing, because its token
+then matches no row.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -28,12 +31,13 @@ from headgate.protocol.messages.queries import (
     SignalsSent,
 )
 from headgate.protocol.messages.steps import Emitted, StepDeferred, StepFailed, StepHandled
-from headgate.store.errors import BLAMELESS, DATABASE_UNUSABLE, RowsRefused, ValueRefused, described
-from headgate.store.ids import Epoch, TriggerId
+from headgate.store.errors import BLAMELESS, DATABASE_UNUSABLE, RowsRefused, StoreError, ValueRefused, described
+from headgate.store.ids import Epoch, TriggerId, TryName, instance_name
 from headgate.store.signals import sending
 from headgate.store.task_verbs import TaskVerbs
 from headgate.store.tasks.dispatch import TaskToRun
 from headgate.store.tasks.outcomes import NotBegun, StepEnd
+from headgate.supervisor.backoff import Waits
 from headgate.supervisor.executors.base import ExecutorEvent, StepQuery
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.metrics import catalogue
@@ -41,6 +45,7 @@ from headgate.supervisor.metrics.figures import Figures
 from headgate.supervisor.queries import QueryHandler, QueryRefused
 from headgate.supervisor.slice_size import SliceSize
 from headgate.supervisor.tasks import steps
+from headgate.supervisor.tasks.faults import TOLD_CHARS_MAX, WAIT_MAX_S, WAIT_S
 from headgate.supervisor.tasks.listeners import Listeners
 from headgate.supervisor.tasks.scheduler import Scheduler
 from headgate.supervisor.tasks.steps import End, end_of, handled_by, sender_of, step_end_of
@@ -52,6 +57,7 @@ OUTCOMES_FIRST = 4  # of the first groups, before the speed of the database is k
 # Groups and answers to queries before other duties run. Each is a transaction; one evaluation of their runs and one
 # dispatch serve all of them.
 STORED_A_STEP_MAX = 4
+ASIDE_MAX = 1000  # ends that are put aside; if there are more, the database refuses everything
 
 
 class Stored(msgspec.Struct):
@@ -60,6 +66,16 @@ class Stored(msgspec.Struct):
     has_ends: bool = False
     has_endless: bool = False
     has_changed_triggers: bool = False
+
+
+class Aside(NamedTuple):
+    """The end of a step that could not be stored, not even as a failure, and is stored again at ``until``."""
+
+    task: TaskToRun
+    event: ExecutorEvent
+    error: str
+    failures: int
+    until: float  # infinity while it is in the queue again
 
 
 class Reports:
@@ -89,6 +105,8 @@ class Reports:
         self._inbox: deque[tuple[TaskToRun, ExecutorEvent]] = deque()
         self._group_size = SliceSize(OUTCOMES_MAX, first=OUTCOMES_FIRST, least=OUTCOMES_FIRST)
         self._group_max = OUTCOMES_MAX  # less while a refused outcome is looked for
+        self._aside: dict[str, Aside] = {}  # by token
+        self._waits = Waits(WAIT_S, WAIT_MAX_S)
         self._stored = Stored()  # until `take_stored`
         self._handled: dict[TriggerId, int] = {}  # events of streams, by trigger, until `take_handled`
 
@@ -104,15 +122,20 @@ class Reports:
     def clear(self) -> None:
         """Forget all reports and queries: nothing of them is stored any more."""
         self._inbox.clear()
+        self._aside.clear()
         self._listeners.clear()
 
     def tokens(self) -> set[str]:
         """Return the tokens of the steps whose reports wait."""
-        return {task.token for task, _ in self._inbox}
+        return {task.token for task, _ in self._inbox} | self._aside.keys()
 
     def ends(self) -> int:
         """Return how many steps have ended whose ends are not stored."""
         return sum(not isinstance(event, StepQuery) for _, event in self._inbox)
+
+    def troubles(self) -> list[tuple[str, str]]:
+        """Return the tasks whose ends are put aside, and why."""
+        return [(f"task {_words(aside.task.name)}", aside.error) for aside in self._aside.values()]
 
     def notify_signals(self) -> None:
         """Look soon for tasks that wait for signals, or listen to them: some may have been sent."""
@@ -121,6 +144,10 @@ class Reports:
 
     def step(self, epoch: Epoch, now: float) -> None:
         """Store some reports, and answer those who listen. Raises as the store does: then what is left is kept."""
+        for token, aside in self._aside.items():
+            if aside.until <= now:
+                self._aside[token] = aside._replace(until=math.inf)
+                self._inbox.append((aside.task, aside.event))
         stored = 0
         while self._inbox and stored < STORED_A_STEP_MAX:
             stored += not _is_for_value(self._inbox[0][1])  # its answer takes no transaction that writes
@@ -130,7 +157,9 @@ class Reports:
 
     def wake_at(self) -> float:
         """Return the time at which `step` must be called even if nothing happens."""
-        return 0.0 if self._inbox else self._listeners.wake_at()
+        if self._inbox:
+            return 0.0
+        return min((self._listeners.wake_at(), *(aside.until for aside in self._aside.values())))
 
     def take_stored(self) -> Stored:
         """Return what has followed from the ends that were stored since the last call."""
@@ -174,13 +203,25 @@ class Reports:
             if len(group) > 1:
                 self._group_max = len(group) // 2
                 return
-            self._store_refused(epoch, group[0], error)
+            try:
+                self._store_refused(epoch, group[0], error)
+            except BLAMELESS:
+                raise
+            except Exception as still:
+                self._put_aside(still, now)
+                return
         self._group_max = OUTCOMES_MAX
         self._group_size.stored(len(group), self._clock() - begun_at)
         marks.reach("tasks.outcome_stored")
         self._drop_oldest(len(group))
+        for end in group:
+            self._aside.pop(end.task.token, None)
         if states:
             self._tell_stored(group, ends, states)
+        self._note_free(group)
+
+    def _note_free(self, group: Sequence[End]) -> None:
+        """Note that the workers of these have no step any more."""
         self._scheduler.notify()
         self._stored.has_ends = True
         self._stored.has_endless |= any(end.task.is_endless for end in group)
@@ -241,6 +282,27 @@ class Reports:
         self._log_end(end.task, state, "the outcome cannot be stored", {"error": reason})
         self._logs.flush()
 
+    def _put_aside(self, error: Exception, now: float) -> None:
+        """Keep the oldest end for later, so that others go on: its task stays as it is, and no worker has it."""
+        task, event = next(report for report in self._inbox if not _is_for_value(report[1]))
+        before = self._aside.get(task.token)
+        if before is None and len(self._aside) >= ASIDE_MAX:
+            raise error
+        failures = 1 if before is None else before.failures + 1
+        wait_s = self._waits.after(failures)
+        log.error(
+            "the end of a task cannot be stored, nor that it has failed; the others go on",
+            task=_words(task.name),
+            failures=failures,
+            again_in_s=round(wait_s, 1),
+            exc_info=None if isinstance(error, StoreError) else error,  # behind that is the driver's, with rows
+            error=described(error),
+        )
+        self._aside[task.token] = Aside(task, event, described(error)[:TOLD_CHARS_MAX], failures, now + wait_s)
+        self._group_max = OUTCOMES_MAX
+        self._drop_oldest(1)
+        self._note_free([end_of(task, event)])
+
     def _log_end(self, task: TaskToRun, state: TaskState | None, event: str, fields: Mapping[str, object]) -> None:
         if state is None:
             event = f"{event}, which came too late: the task was cleared or marked meanwhile"
@@ -275,6 +337,11 @@ class Reports:
         except Exception as error:
             log.error("a query of a task cannot be answered", task=task.name.task, exc_info=error)
             return Response(asked.id, error=f"headgate cannot answer this: {described(error)}")
+
+
+def _words(name: TryName) -> str:
+    """Return a task as commands take it."""
+    return f"{name.dag_id} {name.run_id} {instance_name(name.task_id, name.map_index)}"
 
 
 def _is_for_value(event: ExecutorEvent) -> bool:

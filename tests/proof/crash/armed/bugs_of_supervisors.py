@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import case, func, insert, select, update
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.maps import Available
@@ -31,7 +31,9 @@ def place_moved_without_the_outcome() -> None:
 
     def end(tx: Any, task: Any, handled: Handled | None) -> None:
         if handled is None:
-            moved = {"handled_to": func.coalesce(newest, 0), "handled": task_stream.c.handled + number}
+            # Before the first outcome there is no state, without which the database takes no count.
+            counted = case((task_stream.c.state.is_(None), 0), else_=task_stream.c.handled + number)
+            moved = {"handled_to": func.coalesce(newest, 0), "handled": counted}
             tx.connection.execute(update(task_stream).where(task_stream.c.task_instance_id == task.id).values(moved))
         original(tx, task, handled)
 
