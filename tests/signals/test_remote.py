@@ -313,3 +313,15 @@ def test_what_cannot_be_used_is_refused_at_once(tmp_path: Path) -> None:
         for run in ("ab", ("d",), ("d", 1), ["d", "r", "x"]):
             with pytest.raises(TypeError, match="run is a tuple of a dag_id and a run_id, not "):
                 service.send_signal("a", run=run)  # type: ignore[arg-type]
+
+
+def test_many_listeners_that_end_at_once_leave_the_link_as_it_was(sqlite_url: str) -> None:
+    """A connection must not count calls that were cancelled as open ones: it would take no more of them, for ever."""
+    with serving(sqlite_url) as server, client_of(server, retry_s=20.0) as service:
+        for _ in range(8):
+            heard = [service.listen_signal("me", "a", after=0) for _ in range(150)]
+            service.send_signal("a", 1)
+            for signals in heard:
+                assert next(signals).version == 1
+            del signals, heard  # their calls are cancelled
+        assert service.send_signal("a", 2).version == 9

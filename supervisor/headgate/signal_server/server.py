@@ -36,6 +36,8 @@ _OPTIONS = (
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.max_concurrent_streams", CALLS_A_CONNECTION_MAX),
+    # With it a connection counts calls that were cancelled, many at once, as open ones for ever, and takes no more.
+    ("grpc.http.overload_protection", 0),
     ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
     *signal_rpc.KEEPALIVE_OPTIONS,
     # Clients that listen ask as well whether the link is there, oftener than gRPC allows by itself.
