@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from benchmarks.filling import Filled, fill
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 from tests.cli.test_audit import refuse
 from tests.supervisor.tasks_harness import Tasks, task_states
+from tests.web.test_plans import SIZES, Listened, listening
 
+from benchmarks import bench_web
 from headgate.store.access import roles
 from headgate.store.access.audit import Actor
 from headgate.store.access.tables import SECRETS
@@ -121,3 +125,24 @@ def test_each_role_may_do_what_its_process_does_and_no_more(engines: dict[str, E
     with Store(engines[roles.SUPERVISOR], secrets=store.database.secrets) as runs:
         runs.scheduling.plan(etl.epoch)
         runs.add_watcher("w2", "a.B", {})
+
+
+@pytest.mark.parametrize("role", [roles.READER, roles.WEB])
+def test_no_page_asks_for_what_its_role_may_not_read(
+    engines: dict[str, Engine], store: Store, database_url: str, role: str
+) -> None:
+    epoch, busy = fill(store, SIZES)
+    found = Listened({}, Counter())
+    bench_web.ask(
+        Filled(store, epoch, busy, store.database.engine, database_url), 1, around=lambda path: listening(path, found)
+    )
+    refused = set()
+    with engines[role].connect() as connection:
+        for (path, statement), parameters in found.statements.items():
+            try:
+                connection.exec_driver_sql(statement, parameters)
+            except ProgrammingError as error:
+                connection.rollback()
+                if "permission denied" in str(error) and not any(table in statement for table in roles.OF_USERS):
+                    refused.add(f"{path}: {error}")
+    assert refused == set()

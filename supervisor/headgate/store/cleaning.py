@@ -33,6 +33,7 @@ from typing import Literal, NamedTuple, get_args
 from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
 
 from headgate.store.access.audit import Detail
+from headgate.store.access.tables import ONE
 from headgate.store.consuming import consumers
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs
@@ -111,12 +112,12 @@ def _event_is_free() -> ColumnElement[bool]:
     """Return the condition that no task was or will be resumed by it, no run created, and no consumer needs it."""
     return and_(
         ~consumers.is_needed(),
-        ~exists().where(task_instance.c.event_id == trigger_event.c.id),
-        ~exists().where(
+        ~exists(ONE).where(task_instance.c.event_id == trigger_event.c.id),
+        ~exists(ONE).where(
             task_stream.c.trigger_id == trigger_event.c.trigger_id, task_stream.c.handled_to < trigger_event.c.id
         ),
-        ~exists().where(dag_run_event.c.trigger_event_id == trigger_event.c.id),
-        ~exists().where(waiting_event.c.trigger_event_id == trigger_event.c.id),
+        ~exists(ONE).where(dag_run_event.c.trigger_event_id == trigger_event.c.id),
+        ~exists(ONE).where(waiting_event.c.trigger_event_id == trigger_event.c.id),
     )
 
 
@@ -125,20 +126,20 @@ def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
 
     The stream of a task may go on, and open its trigger again.
     """
-    present = exists().where(asset_watcher.c.trigger_id == trigger.c.id, asset_watcher.c.removed_at.is_(None))
+    present = exists(ONE).where(asset_watcher.c.trigger_id == trigger.c.id, asset_watcher.c.removed_at.is_(None))
     return and_(
         or_(trigger.c.finished_at.is_not(None), trigger.c.removed_at.is_not(None)),
         func.coalesce(trigger.c.removed_at, trigger.c.finished_at) < before,
         is_gone(trigger.c.triggerer_id),
-        ~exists().where(task_instance.c.trigger_id == trigger.c.id),
-        ~exists().where(task_stream.c.trigger_id == trigger.c.id),
+        ~exists(ONE).where(task_instance.c.trigger_id == trigger.c.id),
+        ~exists(ONE).where(task_stream.c.trigger_id == trigger.c.id),
         ~present,
     )
 
 
 def _has_newer() -> ColumnElement[bool]:
     newer = trigger_event.alias()
-    return exists().where(newer.c.trigger_id == trigger_event.c.trigger_id, newer.c.id > trigger_event.c.id)
+    return exists(ONE).where(newer.c.trigger_id == trigger_event.c.trigger_id, newer.c.id > trigger_event.c.id)
 
 
 def _old_keyed_events(before: datetime) -> ColumnElement[bool]:
@@ -146,7 +147,7 @@ def _old_keyed_events(before: datetime) -> ColumnElement[bool]:
 
 
 def _old_events(before: datetime) -> ColumnElement[bool]:
-    is_closed = exists().where(trigger.c.id == trigger_event.c.trigger_id, _trigger_is_closed(before))
+    is_closed = exists(ONE).where(trigger.c.id == trigger_event.c.trigger_id, _trigger_is_closed(before))
     return and_(
         trigger_event.c.stored_at < before,
         _event_is_free(),
@@ -155,28 +156,28 @@ def _old_events(before: datetime) -> ColumnElement[bool]:
 
 
 def _old_triggers(before: datetime) -> ColumnElement[bool]:
-    return and_(_trigger_is_closed(before), ~exists().where(trigger_event.c.trigger_id == trigger.c.id))
+    return and_(_trigger_is_closed(before), ~exists(ONE).where(trigger_event.c.trigger_id == trigger.c.id))
 
 
 def _old_dags(before: datetime) -> ColumnElement[bool]:
     return and_(
         dag.c.removed_at.is_not(None),
         dag.c.removed_at < before,
-        ~exists().where(dag_run.c.dag_id == dag.c.id),
+        ~exists(ONE).where(dag_run.c.dag_id == dag.c.id),
     )
 
 
 def _old_triggerers(before: datetime) -> ColumnElement[bool]:
     return and_(
         func.coalesce(triggerer.c.stopped_at, triggerer.c.fenced_at) < before,
-        ~exists().where(trigger.c.triggerer_id == triggerer.c.id),
-        ~exists().where(task_instance.c.triggerer_id == triggerer.c.id),
-        ~exists().where(stream.c.triggerer_id == triggerer.c.id),
+        ~exists(ONE).where(trigger.c.triggerer_id == triggerer.c.id),
+        ~exists(ONE).where(task_instance.c.triggerer_id == triggerer.c.id),
+        ~exists(ONE).where(stream.c.triggerer_id == triggerer.c.id),
     )
 
 
 def _old_streams(before: datetime) -> ColumnElement[bool]:
-    return and_(stream.c.created_date < before, ~exists().where(trigger.c.stream_id == stream.c.id))
+    return and_(stream.c.created_date < before, ~exists(ONE).where(trigger.c.stream_id == stream.c.id))
 
 
 def _old_letters(before: datetime) -> ColumnElement[bool]:
@@ -264,7 +265,7 @@ def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
 
 def _remove_streams(tx: Tx, ids: Sequence[int]) -> Cleaned:
     """Delete streams without triggers. They are locked already; a trigger may have got one right before that."""
-    unused = select(stream.c.id).where(stream.c.id.in_(ids), ~exists().where(trigger.c.stream_id == stream.c.id))
+    unused = select(stream.c.id).where(stream.c.id.in_(ids), ~exists(ONE).where(trigger.c.stream_id == stream.c.id))
     old = list(tx.connection.execute(unused).scalars())
     rows = {
         "stream_drift": delete_rows(tx, stream_drift, stream_drift.c.stream_id, old),

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
 
 from headgate.store.access.audit import Detail
+from headgate.store.access.tables import ONE
 from headgate.store.consuming import places, reading, set_aside
 from headgate.store.consuming.failures import MAX_DELIVERIES
 from headgate.store.consuming.places import CONSUMERS_LISTED_MAX
@@ -66,13 +67,13 @@ def is_unread() -> ColumnElement[bool]:
         and_(consumer.c.trigger_id == trigger_event.c.trigger_id, consumer.c.event_id < trigger_event.c.id),
     )
     watched = consumer.join(asset_watcher, asset_watcher.c.name == consumer.c.watcher)
-    return exists().select_from(watched).where(asset_watcher.c.trigger_id == trigger_event.c.trigger_id, is_after)
+    return exists(ONE).select_from(watched).where(asset_watcher.c.trigger_id == trigger_event.c.trigger_id, is_after)
 
 
 def is_needed() -> ColumnElement[bool]:
     """Return the condition that a consumer has yet to get an event, or has set it aside."""
     refers = and_(consumer_letter.c.event_id == trigger_event.c.id, consumer_letter.c.resolved_at.is_(None))
-    return or_(is_unread(), exists().where(refers))
+    return or_(is_unread(), exists(ONE).where(refers))
 
 
 _SHOWN = [consumer.c[name] for name in ConsumerRow.__struct_fields__ if name in consumer.c]

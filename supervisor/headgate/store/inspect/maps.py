@@ -17,6 +17,7 @@ from headgate.scheduling import planning
 from headgate.scheduling.planning import Graph
 from headgate.scheduling.states import UNFINISHED
 from headgate.scheduling.why import NAMES_SHOWN_MAX, GroupFacts, MapFacts, WorklistFacts
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import Instances
@@ -37,7 +38,7 @@ Counts = dict[str, int]  # instances by state
 def _has_instance(*where: ColumnElement[bool]) -> ColumnElement[bool]:
     e = _EACH.c
     of_it = and_(e.dag_run_id == _C.dag_run_id, e.task_id == _C.task_id, e.map_index >= literal_column("0"))
-    return exists().where(of_it, *where)
+    return exists(ONE).where(of_it, *where)
 
 
 def counts_itself() -> ColumnElement[bool]:

@@ -7,6 +7,7 @@ from datetime import datetime
 import msgspec
 from sqlalchemy import exists, func, select
 
+from headgate.store.access.tables import ONE
 from headgate.store.db.transaction import Tx
 from headgate.store.tables import strike, trigger, trigger_event
 from headgate.store.triggers.strikes import is_passed_over
@@ -29,7 +30,7 @@ class StrikeLine(msgspec.Struct, frozen=True):
 def strikes_of(tx: Tx, trigger_id: int, limit: int = STRIKES_SHOWN_MAX) -> list[StrikeLine]:
     """Return the messages that a trigger has failed on, those of the newest failures first."""
     names = [name for name in StrikeLine.__struct_fields__ if name != "is_passed_over"]
-    is_handled = exists().where(
+    is_handled = exists(ONE).where(
         trigger_event.c.trigger_id == strike.c.trigger_id,
         trigger_event.c.key == strike.c.key,
         trigger_event.c.stored_at > strike.c.last_at,

@@ -34,6 +34,7 @@ from headgate.protocol.messages.runner import (
     FinishedTrigger,
     RedeliveryEnd,
 )
+from headgate.store.access.tables import ONE
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Database, LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
@@ -121,16 +122,16 @@ def returned(tx: LeasedTx, runs: Sequence[FinishedTrigger]) -> None:
     """
     for run in runs:
         made = (trigger_event.c.trigger_id == run.trigger_id, trigger_event.c.key == _c.key)
-        of_run = exists().where(*made, trigger_event.c.trigger_run_id == run.trigger_run_id)
-        stands_for = exists().where(*made, trigger_event.c.position == _c.position)
+        of_run = exists(ONE).where(*made, trigger_event.c.trigger_run_id == run.trigger_run_id)
+        stands_for = exists(ONE).where(*made, trigger_event.c.position == _c.position)
         is_stored = or_(_c.position == PASSED_OVER_POSITION, stands_for)
         mine = (_other.c.trigger_id == run.trigger_id, _other.c.key == _c.key, _other.c.id != _c.id)
-        is_refused = exists().where(*mine, _other.c.resolved_at.is_(None), _other.c.position != PASSED_OVER_POSITION)
+        is_refused = exists(ONE).where(*mine, _other.c.resolved_at.is_(None), _other.c.position != PASSED_OVER_POSITION)
         _redriven(tx, run.trigger_id, of_run, is_stored, ~is_refused)
 
 
 def _is_mine(tx: LeasedTx, trigger_id: int) -> tuple[Any, ...]:
-    owned = exists().where(trigger.c.id == trigger_id, trigger.c.triggerer_id == tx.epoch)
+    owned = exists(ONE).where(trigger.c.id == trigger_id, trigger.c.triggerer_id == tx.epoch)
     return (_REDRIVING, _c.target_id == trigger_id, owned)
 
 
