@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import pytest
 from tests.store import ends
-from tests.store.harness import QUEUES
+from tests.store.harness import QUEUES, Clock, OpenStore
 from tests.supervisor.tasks_harness import WAIT, S, Tasks, task_states
 
 from headgate.protocol.messages.dags import TaskSpec
-from headgate.store.errors import DatabaseAway
+from headgate.store.errors import DatabaseAway, LeaseLost
 from headgate.store.store import Store
 from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.triggers import leases as leases_module
@@ -169,3 +170,72 @@ def test_triggers_are_claimed_by_the_priorities_of_the_tasks_that_wait(
     while claimed := store.claim_triggers(tasks.epoch, limit=1, queues=QUEUES):
         names.append(claimed[0].name.rpartition(".")[2])
     assert names == ["t5", "t3", "t1"]
+
+
+# --- others that are silent ----------------------------------------------------------------------
+
+
+class Neighbours:
+    """Three supervisors of one database, whose clock is theirs, and which can be away."""
+
+    def __init__(self, open_store: OpenStore) -> None:
+        self._clock = Clock()
+        self._began_at = self._clock.now
+        self.all = [Supervisor(open_store(clock=self._clock), pid) for pid in (1, 2, 3)]
+
+    def at(self, now: float, *which: Supervisor) -> None:
+        """Have these do what is due at this second. Raises `LeaseLost` for one that was fenced."""
+        self._clock.now = self._began_at + timedelta(seconds=now)
+        for supervisor in which:
+            supervisor.run(now)
+
+    def at_without_database(self, now: float, *which: Supervisor) -> None:
+        def away(*_: object, **__: object) -> NoReturn:
+            raise DatabaseAway("db", "no answer")
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("heartbeat", "poll", "has_changes", "live_triggerers"):
+                patch.setattr(Store, name, away)
+            self.at(now, *which)
+
+
+@pytest.fixture
+def neighbours(open_store: OpenStore) -> Neighbours:
+    found = Neighbours(open_store)
+    for now in (0.0, 5.0, 10.0):
+        found.at(now, *found.all)
+    return found
+
+
+def test_who_is_back_first_after_an_outage_does_not_fence_the_others(neighbours: Neighbours) -> None:
+    first, second, third = neighbours.all
+    neighbours.at_without_database(16.0, *neighbours.all)
+    neighbours.at_without_database(60.0, *neighbours.all)
+    for now in (100.0, 105.0, 110.0):
+        neighbours.at(now, first)
+    for now in (112.0, 117.0, 120.0, 125.0):
+        neighbours.at(now, first, second)
+    for now in (130.0, 135.0, 140.0):
+        neighbours.at(now, first, second)
+    with pytest.raises(LeaseLost):  # it has had as long as a lease lasts
+        neighbours.at(141.0, third)
+
+
+def test_the_silence_before_an_outage_and_after_it_counts(neighbours: Neighbours) -> None:
+    first, second, third = neighbours.all
+    for now in (15.0, 20.0, 25.0, 30.0, 35.0):
+        neighbours.at(now, first, second)
+    neighbours.at_without_database(41.0, first, second)
+    for now in (60.0, 65.0, 70.0):
+        neighbours.at(now, first)
+    with pytest.raises(LeaseLost):  # it was silent for longer than the lease lasts, without the outage
+        neighbours.at(71.0, third)
+    neighbours.at(71.0, second)
+
+
+def test_without_an_outage_a_lease_lasts_no_longer_than_it_did(neighbours: Neighbours) -> None:
+    first, second, third = neighbours.all
+    for now in (15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0):
+        neighbours.at(now, first, second)
+    with pytest.raises(LeaseLost):
+        neighbours.at(46.0, third)

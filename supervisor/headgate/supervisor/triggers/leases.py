@@ -128,6 +128,9 @@ class Leases:
         # Changed triggers that are to be read. They are kept until that has succeeded: if it is unknown whether its
         # commit arrived, no poll may find them again.
         self._changed: set[int] = set()
+        self._away_since: float | None = None  # since when the database could not be used; None: it can
+        # So much more silence of others is forgiven, until then: the database was away from us, and so maybe from them.
+        self._forgiven_s, self._forgiven_until = 0.0, -math.inf
         self._neighbours = 0  # other supervisors that serve one of our queues
         self._claimable_since: float | None = None  # since when there have been triggers to claim
 
@@ -223,6 +226,8 @@ class Leases:
             log.warning("could not sign off; others take over when the lease runs out", error=str(exc))
 
     def _failed(self, error: Exception, now: float) -> None:
+        if self._away_since is None:
+            self._away_since = now if self._epoch is None else min(now, self._renewed_at)
         retry_at = self._retry.failed(error, now)
         self._heartbeat_at = self._fence_at = self._poll_at = self._listen_at = retry_at
 
@@ -234,10 +239,9 @@ class Leases:
             self._store.heartbeat(self._epoch, status)
             if published is not None:
                 published.stored(status)
-            self._renewed_at = now
-            self._heartbeat_at = now + self._times.heartbeat_s
+            self._renewed(now)
         elif now >= self._fence_at:
-            has_fenced = self._fence_neighbours(self._epoch)
+            has_fenced = self._fence_neighbours(self._epoch, now)
             self._fence_at = now + self._times.heartbeat_s
             return LeaseStep([], [], has_fenced=has_fenced)
         elif now >= self._poll_at:
@@ -257,23 +261,33 @@ class Leases:
             endless_workers=self._endless_workers,
         )
         marks.reach("leases.registered")
-        self._renewed_at = now
-        self._heartbeat_at = now + self._times.heartbeat_s
+        self._renewed(now)
         log.info("registered", epoch=self._epoch, capacity=self.capacity, queues=self._queues)
 
-    def _fence_neighbours(self, epoch: Epoch) -> bool:
+    def _renewed(self, now: float) -> None:
+        """Note that the lease is renewed, and so that the database can be used."""
+        times = self._times
+        if self._away_since is not None:
+            # Whoever is back first must not fence the others for it: they are back a moment later.
+            self._forgiven_s, self._forgiven_until = now - self._away_since, now + times.silence_max_s
+            self._away_since = None
+        self._renewed_at = now
+        self._heartbeat_at = now + times.heartbeat_s
+
+    def _fence_neighbours(self, epoch: Epoch, now: float) -> bool:
         """Fence neighbours that are silent, and those whose process is known to have ended on this machine."""
+        silence_max_s = self._times.silence_max_s + (self._forgiven_s if now < self._forgiven_until else 0.0)
         fenced: list[Epoch] = []
         others = [row for row in self._store.live_triggerers() if row.id != epoch]
         gone = [row.id for row in others if self._is_gone(row)]
         self._neighbours = sum(
             row.id not in gone
-            and row.heartbeat_age_s <= self._times.silence_max_s
+            and row.heartbeat_age_s <= silence_max_s
             and not set(self._queues).isdisjoint(row.queues)
             for row in others
         )
-        if gone or any(row.heartbeat_age_s > self._times.silence_max_s for row in others):
-            fenced = self._store.fence_triggerers(epoch, silence_max_s=self._times.silence_max_s, dead=gone)
+        if gone or any(row.heartbeat_age_s > silence_max_s for row in others):
+            fenced = self._store.fence_triggerers(epoch, silence_max_s=silence_max_s, dead=gone)
             if fenced:
                 self._poll_at = 0.0  # their triggers can be claimed now
                 log.warning("took over from supervisors that are gone", epochs=fenced)
