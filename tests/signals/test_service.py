@@ -12,10 +12,18 @@ import trio
 from headgate.child import queries
 from headgate.child.queries import NoQueryHandler, trigger_queries_handled_by
 from headgate.protocol.errors import ValueNotSerializable, ValueTooLong
-from headgate.protocol.messages.queries import Query, QueryResult, RunCreated, SendSignals, TriggerQuery
+from headgate.protocol.messages.queries import (
+    Query,
+    QueryResult,
+    RunCreated,
+    SendSignals,
+    StartSignal,
+    StartSignals,
+    TriggerQuery,
+)
 from headgate.protocol.messages.signals import SENDS_BYTES_MAX, SentSignal
 from headgate.protocol.messages.steps import StepDeferred, StepFailed, StepOutcome, StepSkipped, StepSucceeded
-from headgate.signals import Signal, SignalService, SignalVersion, TooManySignals
+from headgate.signals import Signal, SignalService, SignalVersion, TooManySignals, UnreadableValue
 from headgate.signals.outgoing import NoStep
 from headgate.tasks import DAG, BaseOperator, TaskSkipped, task
 from headgate.tasks.context import make_context
@@ -231,3 +239,13 @@ def stubs_response(query: SendSignals) -> Any:
 
 def test_run_trigger_answers_what_is_sent() -> None:
     assert [event.payload for event in run_trigger(Offsets(3))] == [1, 2, 3]
+
+
+def test_a_task_starts_though_a_signal_before_cannot_be_read() -> None:
+    unreadable = StartSignal("labels", "default", 1, b'{"$":"users.Type","v":1}')
+    signals = StartSignals((StartSignal("labels", "default", 2, b"2"),), previous=(unreadable,))
+    context = make_context(Sends(task_id="t", end="returns"), run_id="r", signals=signals)
+    assert [one.value for one in context["signals"]] == [2]
+    (before,) = context["previous_signals"]
+    assert isinstance(before.value, UnreadableValue)
+    assert before.value.data == unreadable.value

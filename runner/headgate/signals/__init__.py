@@ -28,7 +28,7 @@ from headgate.signals.rules import (
     starts_with,
 )
 from headgate.signals.service import SignalService
-from headgate.signals.versions import Signal, SignalVersion
+from headgate.signals.versions import Signal, SignalVersion, UnreadableValue
 
 __all__ = [
     "NECESSARY",
@@ -53,6 +53,7 @@ __all__ = [
     "StopListening",
     "TaskEnded",
     "TooManySignals",
+    "UnreadableValue",
     "above",
     "at_least",
     "at_most",

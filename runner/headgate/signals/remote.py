@@ -25,11 +25,10 @@ from typing import Any, Final, Protocol, Self, TypeVar
 import tenacity
 
 from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX
-from headgate.protocol.values import decode_value
 from headgate.signals import outgoing
 from headgate.signals.base import BaseSignalService
 from headgate.signals.listening import Hear, Heard
-from headgate.signals.versions import Signal, SignalVersion, signals_in
+from headgate.signals.versions import Signal, SignalVersion, signals_in, value_of
 
 try:
     import grpc
@@ -336,7 +335,7 @@ def _named(run: object) -> pb.Run | None:
 def _listed(key: str, one: pb.Signal) -> SignalVersion:
     return SignalVersion(
         key,
-        decode_value(one.value),
+        value_of(one.value),
         None if one.dedup.startswith(AUTOMATIC) else one.dedup,
         one.version,
         sender=one.sender,

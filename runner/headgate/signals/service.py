@@ -17,11 +17,10 @@ from headgate.protocol.messages.queries import (
     SignalsSent,
 )
 from headgate.protocol.messages.signals import LISTEN_S_MAX, SignalSend, StoredSignal
-from headgate.protocol.values import decode_value
 from headgate.signals import outgoing
 from headgate.signals.base import BaseSignalService
 from headgate.signals.listening import Heard
-from headgate.signals.versions import Signal, SignalVersion, signals_in
+from headgate.signals.versions import Signal, SignalVersion, signals_in, value_of
 
 
 class SignalService(BaseSignalService):
@@ -96,7 +95,7 @@ class SignalService(BaseSignalService):
 
 def _listed(key: str, one: StoredSignal) -> SignalVersion:
     sent_at = datetime.fromtimestamp(one.sent_at_s, UTC)
-    return SignalVersion(key, decode_value(one.value), None, one.version, sender=one.sender, sent_at=sent_at)
+    return SignalVersion(key, value_of(one.value), None, one.version, sender=one.sender, sent_at=sent_at)
 
 
 def versions_of(signals: Sequence[Signal], answer: QueryResult) -> list[SignalVersion]:

@@ -1,4 +1,4 @@
-"""`Signal` and `SignalVersion`: a signal before it is sent, and after."""
+"""`Signal` and `SignalVersion`: a signal before it is sent, and after; and its value, if that cannot be read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from headgate.protocol.errors import ValueMalformed
+from headgate.protocol.values import decode_value
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,26 @@ class SignalVersion(Signal):
     sender: str = ""
     sent_at: datetime | None = None
     run: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class UnreadableValue:
+    """The value of a signal that this process cannot read: its type is not registered here, or a tag is malformed.
+
+    ``data`` is its JSON as it was sent, and ``error`` why it cannot be read. So one such signal keeps no other from
+    whoever lists or hears them, or from a task that they start.
+    """
+
+    data: bytes
+    error: str
+
+
+def value_of(data: bytes) -> Any:
+    """Return the value of a signal, of which ``data`` is the encoded form; an `UnreadableValue` if need be."""
+    try:
+        return decode_value(data)
+    except ValueMalformed as error:
+        return UnreadableValue(data, str(error))
 
 
 def signals_in(signals: Iterable[Signal]) -> list[Signal]:

@@ -15,7 +15,7 @@ from headgate.protocol.messages.queries import StartSignal, StartSignals
 from headgate.protocol.messages.steps import Appended, XCom
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.protocol.values import decode_value, encode_value
-from headgate.signals.versions import SignalVersion
+from headgate.signals.versions import SignalVersion, value_of
 from headgate.tasks.maps.outputs import Computed, MappedOutput, XComPageReader
 from headgate.triggers.airflow_names import CONTEXT
 
@@ -299,4 +299,4 @@ def make_context(
 
 
 def _versions(signals: Sequence[StartSignal]) -> tuple[SignalVersion, ...]:
-    return tuple(SignalVersion(one.key, decode_value(one.value), version=one.version) for one in signals)
+    return tuple(SignalVersion(one.key, value_of(one.value), version=one.version) for one in signals)

@@ -66,6 +66,7 @@ from headgate.signals import SignalAction, SignalOperator, SignalVersion
 from headgate.signals.listening import NothingMore
 from headgate.signals.outgoing import encoded
 from headgate.signals.rules import decide
+from headgate.signals.versions import value_of
 from headgate.tasks.context import make_context
 from headgate.tasks.operator import BaseOperator
 from headgate.testing.clock import SkippingClock
@@ -139,7 +140,7 @@ class StubSignals:
                 return SentSignal(version, is_new=False)
         version = self._add(signal)
         dedup = None if signal.dedup.startswith(AUTOMATIC) else signal.dedup
-        self.sent.append(SignalVersion(signal.key, decode_value(signal.value), dedup, version))
+        self.sent.append(SignalVersion(signal.key, value_of(signal.value), dedup, version))
         return SentSignal(version, is_new=True)
 
     def listed(
@@ -214,7 +215,7 @@ def run_on_signal(operator: SignalOperator, signals: Mapping[str, Sequence[Any]]
             data = encode_value(value, where=f"the signal {key!r}", bytes_max=SIGNAL_BYTES_MAX)
             for rule in rules:
                 if (rule.namespace, rule.key) == (DEFAULT_NAMESPACE, key) and is_met(rule.predicate, data):
-                    decided.append(decide(operator, SignalVersion(key, decode_value(data), version=version)))
+                    decided.append(decide(operator, SignalVersion(key, value_of(data), version=version)))
     return decided
 
 

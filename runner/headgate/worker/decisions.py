@@ -11,9 +11,8 @@ from headgate.protocol.messages.queries import StartSignal
 from headgate.protocol.messages.rules import Action
 from headgate.protocol.messages.steps import StepFailed, StepNotBegun
 from headgate.protocol.messages.worker import DecideSignals, SignalsDecided
-from headgate.protocol.values import decode_value
 from headgate.signals.rules import decide
-from headgate.signals.versions import SignalVersion
+from headgate.signals.versions import SignalVersion, value_of
 from headgate.worker.steps import find_task
 from headgate.worker.stops import StepStopped
 
@@ -47,4 +46,4 @@ def run(asked: DecideSignals, *, on_decided: Callable[[Action], None]) -> Signal
 
 
 def _version(signal: StartSignal) -> SignalVersion:
-    return SignalVersion(signal.key, decode_value(signal.value), version=signal.version)
+    return SignalVersion(signal.key, value_of(signal.value), version=signal.version)

@@ -22,6 +22,7 @@ from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.signal_server.server import SignalServer
 from headgate.signals import BaseSignalService, Heard, Signal, SignalService, SignalVersion
 from headgate.signals.remote import GrpcSignalService
+from headgate.signals.versions import value_of
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.transaction import Database
 from headgate.store.errors import ValueRefused
@@ -90,7 +91,7 @@ class DatabaseSignals(BaseSignalService):
 
 
 def _listed(one: StoredByClient) -> SignalVersion:
-    return SignalVersion(one.key, one.value, None, one.version, sender=one.sender, sent_at=one.sent_at)
+    return SignalVersion(one.key, value_of(one.data), None, one.version, sender=one.sender, sent_at=one.sent_at)
 
 
 class DatabaseRig(Rig):

@@ -8,7 +8,8 @@ import pytest
 from tests.signals.conformance.rigs import Rig
 
 from headgate.protocol.messages.signals import SIGNALS_PER_PAGE_MAX
-from headgate.signals import BaseSignalService, Signal
+from headgate.signals import BaseSignalService, Signal, UnreadableValue
+from headgate.store.signals.sending import NewSignal
 
 
 def fill(service: BaseSignalService, key: str, count: int) -> None:
@@ -109,3 +110,28 @@ def test_a_malformed_key_is_refused(rig: Rig, service: BaseSignalService) -> Non
     for key in ("", "a" * 513, "a\0"):
         with pytest.raises(ValueError, match="the key of a signal"):
             service.list_signals(key)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b'{"$":"users.Type","v":1}', "no type is registered under 'users.Type'"),
+        (b'{"$":"datetime","v":"never"}', "the content of a 'datetime' is malformed"),
+        (b'{"$":1}', "is not a tag and its content"),
+        (b'{"$":"tuple","v":' + b"[" * 150 + b"]" * 150 + b"}", "nested deeper than 100 levels"),
+    ],
+)
+def test_a_value_that_cannot_be_read_keeps_no_other_signal_from_anybody(
+    rig: Rig, service: BaseSignalService, data: bytes, problem: str
+) -> None:
+    """Another program has sent it, which has a type that is not registered here."""
+    fill(service, "a", 1)
+    rig.store.signals.send([NewSignal("a", data, "by another", "another program")])
+    service.send_signal("a", 3)
+    listed = service.list_signals("a")
+    assert list(service.listen_signal("me", "a", after=0, timeout=0)) == listed
+    assert [one.version for one in listed] == [1, 2, 3]
+    unreadable = listed[1].value
+    assert isinstance(unreadable, UnreadableValue)
+    assert (unreadable.data, problem in unreadable.error) == (data, True)
+    assert listed[2].value == 3

@@ -281,9 +281,7 @@ class Leases:
         others = [row for row in self._store.live_triggerers() if row.id != epoch]
         gone = [row.id for row in others if self._is_gone(row)]
         self._neighbours = sum(
-            row.id not in gone
-            and row.heartbeat_age_s <= silence_max_s
-            and not set(self._queues).isdisjoint(row.queues)
+            row.id not in gone and row.heartbeat_age_s <= silence_max_s and not set(self._queues).isdisjoint(row.queues)
             for row in others
         )
         if gone or any(row.heartbeat_age_s > silence_max_s for row in others):
