@@ -309,6 +309,12 @@ def test_what_cannot_be_used_is_refused_at_once(tmp_path: Path) -> None:
         GrpcSignalService("127.0.0.1:1", TOKEN, certificate=tmp_path / "x", plaintext=True)
     with pytest.raises(FileNotFoundError):
         GrpcSignalService("127.0.0.1:1", TOKEN, certificate=tmp_path / "x")
+    for target in ("http://127.0.0.1:1", "", "127.0.0.1"):
+        with pytest.raises(ValueError, match="the target must be HOST:PORT, not"):
+            GrpcSignalService(target, TOKEN)
+    (tmp_path / "x").write_text("no certificate")
+    with pytest.raises(ValueError, match="has no certificate in the form of PEM"):
+        GrpcSignalService("127.0.0.1:1", TOKEN, certificate=tmp_path / "x")
     with GrpcSignalService("127.0.0.1:1", TOKEN) as service:
         for run in ("ab", ("d",), ("d", 1), ["d", "r", "x"]):
             with pytest.raises(TypeError, match="run is a tuple of a dag_id and a run_id, not "):

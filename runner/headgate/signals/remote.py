@@ -120,6 +120,8 @@ class GrpcSignalService(BaseSignalService):
             raise ValueError("the token must be of printable ASCII characters")
         if plaintext and certificate is not None:
             raise ValueError("plaintext=True is without TLS, which checks a certificate: give one of them")
+        if target.startswith(("http://", "https://")) or not target.rpartition(":")[0]:
+            raise ValueError(f"the target must be HOST:PORT, not {target!r:.100}")
         self.target = target
         self._sender = sender
         self._retry_s = retry_s
@@ -128,6 +130,8 @@ class GrpcSignalService(BaseSignalService):
             self._channel = grpc.insecure_channel(target, _OPTIONS)
         else:
             roots = None if certificate is None else Path(certificate).read_bytes()
+            if roots is not None and b"-----BEGIN CERTIFICATE-----" not in roots:
+                raise ValueError(f"{certificate} has no certificate in the form of PEM")
             self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(roots), _OPTIONS)
         self._send = self._channel.unary_unary(
             signal_rpc.SEND, pb.SendRequest.SerializeToString, pb.SendResponse.FromString
@@ -301,7 +305,7 @@ def _cancelled_after(call: _ListenCall, within_s: float) -> Generator[None]:
     if math.isinf(within_s):
         yield
         return
-    timer = threading.Timer(within_s, call.cancel)
+    timer = threading.Timer(min(within_s, threading.TIMEOUT_MAX), call.cancel)
     timer.daemon = True
     timer.start()
     try:
@@ -347,6 +351,6 @@ def _listed(key: str, one: pb.Signal) -> SignalVersion:
 def _is_of_this_machine(target: str) -> bool:
     host = target.rpartition(":")[0].strip("[]")
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
