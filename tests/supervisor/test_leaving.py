@@ -152,6 +152,29 @@ def test_a_drain_that_ends_a_task_is_cut_short(world: World, runs_on_s: float) -
         assert (exit_.code, exit_.reason) == (commands.EXIT_KILLED, "tasks were still running at the drain's deadline")
 
 
+def test_others_claim_the_triggers_while_a_drain_waits_for_a_task(world: World) -> None:
+    (trigger_id,) = add_watchers(world, 1)
+    task = LongTask(world.now + SETTINGS.drain_s)
+    identity = Identity("host", 1, "machine", 0.0)
+    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, tasks=task)
+    supervisor, other = Supervised(world, core), world.supervisor(pid=2)
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    other.start_runner()
+    core.drain(world.now)
+    supervisor.settle()
+    supervisor.round(fired(spec, 0))
+    other.pass_time(1.0)
+    assert other.created() == [], "its runner may still fire"
+    core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.settle()
+    assert supervisor.take(Exit) == []
+    other.pass_time(SETTINGS.lease.poll_interval_s)
+    assert [one.trigger_id for one in other.created()] == [trigger_id]
+    supervisor.pass_time(SETTINGS.drain_s)
+    assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED]
+
+
 def test_a_drain_does_not_wait_for_ever_for_the_database(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     add_watchers(world, 1)
     supervisor = world.supervisor()

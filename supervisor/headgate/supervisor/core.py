@@ -103,6 +103,7 @@ class SupervisorCore:
         self._task_logs = task_logs
         self._commands: list[Command] = []
         self._leaving = Leaving(drain_s=settings.drain_s)
+        self._has_released = False  # its triggers, while tasks still run
         self.intake = Intake(
             store, figures, slice_events_max=settings.slice_events_max, retry=retry_of("events", outage), clock=clock
         )
@@ -472,7 +473,13 @@ class SupervisorCore:
 
     def _finish_leaving(self, now: float) -> None:
         """Leave if the runner has ended and its events are stored, or if the time to wait for that is over."""
-        if not self.is_leaving or self.runner.state is not RunnerState.ABSENT or not self._are_tasks_done(now):
+        if not self.is_leaving or self.runner.state is not RunnerState.ABSENT:
+            return
+        if not self._are_tasks_done(now):
+            # That may take hours. Triggers run nowhere meanwhile, unless others take them.
+            if self.leases.is_held and self.intake.is_empty and not self._has_released:
+                self._has_released = True
+                self.leases.release_triggers()
             return
         is_fenced = self._leaving.is_fenced
         exit_ = self._leaving.result(now, is_all_stored=is_fenced or self.intake.is_empty)

@@ -142,6 +142,7 @@ def writes(store: Store, epoch: Epoch) -> dict[str, Callable[[], object]]:
         "fence_triggerers": lambda: store.fence_triggerers(epoch, dead=[1, 2]),
         "claim_triggers": lambda: store.claim_triggers(epoch, limit=10, queues=QUEUES),
         "release_triggers": lambda: store.release_triggers(epoch, [1]),
+        "release_owned": lambda: store.release_owned(epoch),
         "store_slice": lambda: store.store_slice(epoch, events=[event]),
         "hold_trigger": lambda: store.hold_trigger(epoch, 1, "quarantine", "why"),
         "dead_letter_event": lambda: store.dead_letter_event(epoch, event, "why"),

@@ -198,15 +198,17 @@ class LeaseVerbs(TriggerVerbs):
         tx.notify()
         statement = update(triggerer).where(triggerer.c.id == epoch, is_alive()).values(stopped_at=tx.now)
         if tx.connection.execute(statement).rowcount == 1:
-            # Streams before triggers, as everybody locks them.
-            streams_of_it = select(stream.c.id).where(stream.c.triggerer_id == epoch).order_by(stream.c.id)
-            tx.connection.execute(streams_of_it.with_for_update(key_share=True))
-            for owned in (trigger, stream):
-                tx.connection.execute(update(owned).where(owned.c.triggerer_id == epoch).values(triggerer_id=None))
+            _release_owned(tx, epoch)
             return
         stopped = select(triggerer.c.id).where(triggerer.c.id == epoch, triggerer.c.stopped_at.is_not(None))
         if tx.connection.execute(stopped).first() is None:
             raise LeaseLost(epoch)
+
+    @leased
+    def release_owned(self, tx: LeasedTx) -> None:
+        """Release all triggers and streams of the epoch, which runs none any more; its lease goes on."""
+        tx.notify()
+        _release_owned(tx, tx.epoch)
 
     @single_statement
     def live_triggerers(self, tx: Tx) -> list[TriggererRow]:
@@ -307,6 +309,15 @@ class LeaseVerbs(TriggerVerbs):
 
 
 # --- leases --------------------------------------------------------------------------------------
+
+
+def _release_owned(tx: Tx, epoch: Epoch) -> None:
+    # Streams before triggers, as everybody locks them.
+    streams_of_it = select(stream.c.id).where(stream.c.triggerer_id == epoch).order_by(stream.c.id)
+    tx.connection.execute(streams_of_it.with_for_update(key_share=True))
+    for owned in (trigger, stream):
+        tx.connection.execute(update(owned).where(owned.c.triggerer_id == epoch).values(triggerer_id=None))
+
 
 _HEARTBEAT = Prepared(
     update(triggerer)

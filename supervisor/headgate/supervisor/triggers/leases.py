@@ -218,6 +218,13 @@ class Leases:
         self._retry.succeeded(now)
         return result
 
+    def release_triggers(self) -> None:
+        """Let others claim the triggers, none of which runs here any more; the database is asked once."""
+        try:
+            self._store.release_owned(self.epoch)
+        except (*DATABASE_UNUSABLE, LeaseLost) as exc:
+            log.warning("could not release the triggers; that is done at the end", error=str(exc))
+
     def sign_off(self) -> None:
         """Give the lease up, so that others need not wait until it runs out; the database is asked once."""
         try:
