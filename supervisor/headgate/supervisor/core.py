@@ -103,7 +103,6 @@ class SupervisorCore:
         self._task_logs = task_logs
         self._commands: list[Command] = []
         self._leaving = Leaving(drain_s=settings.drain_s)
-        self._has_released = False  # its triggers, while tasks still run
         self.intake = Intake(
             store, figures, slice_events_max=settings.slice_events_max, retry=retry_of("events", outage), clock=clock
         )
@@ -477,8 +476,8 @@ class SupervisorCore:
             return
         if not self._are_tasks_done(now):
             # That may take hours. Triggers run nowhere meanwhile, unless others take them.
-            if self.leases.is_held and self.intake.is_empty and not self._has_released:
-                self._has_released = True
+            if self.leases.is_held and self.intake.is_empty and not self._leaving.has_released:
+                self._leaving.has_released = True
                 self.leases.release_triggers()
             return
         is_fenced = self._leaving.is_fenced

@@ -25,6 +25,7 @@ class Leaving:
         self.exit: Exit | None = None
         self.deadline: float | None = None  # then it leaves, even if events are not stored and not confirmed
         self.drain_s = drain_s
+        self.has_released = False  # the triggers, while tasks still run
         self.log_at = math.inf  # the next record that says what the drain waits for
         self._cut_short = ""
 

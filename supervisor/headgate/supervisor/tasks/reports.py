@@ -285,6 +285,7 @@ class Reports:
     def _put_aside(self, error: Exception, now: float) -> None:
         """Keep the oldest end for later, so that others go on: its task stays as it is, and no worker has it."""
         task, event = next(report for report in self._inbox if not _is_for_value(report[1]))
+        assert not isinstance(event, StepQuery), "the oldest is an end"
         before = self._aside.get(task.token)
         if before is None and len(self._aside) >= ASIDE_MAX:
             raise error
