@@ -12,6 +12,7 @@ import msgspec
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.store.access.audit import Action, Role
+from headgate.store.inspect.letters import UNRESOLVED
 
 RANKS: Final[dict[Role, int]] = {"nobody": 0, "viewer": 1, "operator": 2, "admin": 3}
 
@@ -151,12 +152,14 @@ def of_letter(letter_id: int, state: str, payload: str | None) -> tuple[Act, ...
     return {"open": (redrive, discard, *edit), "redriving": (redrive, discard), "at_broker": (discard,)}.get(state, ())
 
 
-def of_letters(which: Mapping[str, str]) -> tuple[Act, ...]:
-    """Return the acts on all dead letters of a filter."""
-    return (
-        Act("dlq redrive", "Redrive all of these ...", which, (NOTE,)),
-        Act("dlq discard", "Discard all of these ...", which, (NOTE,)),
-    )
+def of_letters(which: Mapping[str, str], state: str) -> tuple[Act, ...]:
+    """Return the acts on all dead letters of a filter that are in a state, or unresolved."""
+    about = {**which, "state": state}
+    redrive = Act("dlq redrive", "Redrive all of these ...", about, (NOTE,))
+    redrive_open = Act("dlq redrive", "Redrive the open ones of these ...", about, (NOTE,))
+    discard = Act("dlq discard", "Discard all of these ...", about, (NOTE,))
+    by_state = {"unresolved": (redrive_open, discard), "open": (redrive, discard)}
+    return by_state.get(state, (discard,) if state in UNRESOLVED else ())
 
 
 def of_pools() -> tuple[Act, ...]:

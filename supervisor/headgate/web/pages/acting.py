@@ -24,7 +24,8 @@ from headgate.store.access.acts import Tried
 from headgate.store.access.audit import Action
 from headgate.store.errors import LetterResolved, StoreError
 from headgate.store.facts.drift import StreamDrift
-from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
+from headgate.store.ids import LetterState
+from headgate.store.inspect.letters import UNRESOLVED, LetterCount, LetterFilter
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 from headgate.store.tasks.user_actions import Cleared, Mark
@@ -336,14 +337,33 @@ def _on_letters(view: View, action: Action, word: str) -> Answer:
     everything = view.field("everything") is not None
     if (watcher is None and reason is None) != everything:
         raise BadRequest("say which: a filter, or everything")
-    which = LetterFilter(watcher=watcher, reason=reason, states=UNRESOLVED if action == "dlq discard" else ("open",))
+    which = LetterFilter(watcher=watcher, reason=reason, states=_states(action, view.field("state")))
     counts = view.store.inspect.count_letters(which)
     if not view.is_confirmed:
         newest = max((count.newest_id for count in counts), default=0)
-        lines = [f"{one.letters:,} {one.content} letters of {one.watcher or 'removed watchers'}" for one in counts]
+        lines = [_counted(one) for one in counts]
         more = {"up_to": str(newest), "after": "0", "done": "0"}
         return view.confirm(action, f"{word} these?", lines or ["There are none."], word, more=more)
     return _part_of_letters(view, action, word, which, act)
+
+
+def _counted(one: LetterCount) -> str:
+    state = one.state.replace("_", " ")
+    return f"{one.letters:,} {one.content} letters of {one.watcher or 'removed watchers'}: {state}"
+
+
+def _states(action: Action, state: str | None) -> tuple[LetterState, ...]:
+    """Return the states of the letters to act on: all that the act takes, or the one of them that a list shows.
+
+    Raises `BadRequest` for a state that it does not take.
+    """
+    taken: tuple[LetterState, ...] = UNRESOLVED if action == "dlq discard" else ("open",)
+    if state in (None, "unresolved"):
+        return taken
+    wanted = tuple(one for one in taken if one == state)
+    if not wanted:
+        raise BadRequest(f"state must be one of unresolved, {', '.join(taken)}, not {state!r}")
+    return wanted
 
 
 def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter, act: Callable[[int], Any]) -> Answer:

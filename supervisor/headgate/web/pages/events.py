@@ -86,7 +86,7 @@ def letters(view: View) -> Answer:
         rows=rows,
         next_beyond=next_beyond,
         empty="There are no such dead letters.",
-        values={"acts": view.acts(*(acts.of_letters(wanted) if rows else ()))},
+        values={"acts": view.acts(*(acts.of_letters(wanted, state) if rows else ()))},
         filters=(
             Filter("watcher", "Watcher", watcher or "", placeholder="exact name"),
             Filter("reason", "Reason has", reason or ""),

@@ -1,0 +1,71 @@
+"""Acts on all dead letters of a filter."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from starlette.testclient import TestClient
+from tests.cli.test_audit import refuse
+from tests.store.harness import Query
+from tests.supervisor.tasks_harness import Tasks
+from tests.web.test_acting import act
+from tests.web.test_acting import users as users
+
+from headgate.store.tables import dead_letter
+
+
+@pytest.fixture
+def letters(etl: Tasks) -> list[int]:
+    """Four open letters of the watcher ``w``."""
+    trigger_id = etl.store.add_watcher("w", "a.B", {})
+    etl.store.claim_triggers(etl.epoch, limit=1, queues=("default",))
+    return refuse(etl, trigger_id, 4)
+
+
+def form_of(text: str, action: str) -> dict[str, str]:
+    """Return the hidden fields of the only form for an act on a page, without its token."""
+    (form,) = re.findall(rf'<form class="act" action="/act/{action}".*?</form>', text, re.DOTALL)
+    pairs = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form)
+    return {name: value for name, value in pairs if name != "token"}
+
+
+def states_of(query: Query) -> list[Any]:
+    return [row["state"] for row in query("SELECT state FROM dead_letter ORDER BY id")]
+
+
+@pytest.mark.parametrize("state", ["redriven", "stored_meanwhile", "discarded", "any"])
+def test_a_list_of_letters_that_are_resolved_has_no_form_for_all_of_them(
+    users: dict[str, TestClient], letters: list[int], state: str
+) -> None:
+    client = users["admin"]
+    assert act(client, "dlq discard", letter=str(letters[0])).status_code == 303
+    for filters in ({"state": state}, {"state": state, "watcher": "w"}):
+        text = client.get("/dead-letters", params=filters).text
+        assert "/act/dlq-" not in text
+    assert act(client, "dlq discard", watcher="w", state=state).status_code == 400
+    assert act(client, "dlq redrive", watcher="w", state="at_broker").status_code == 400
+
+
+def test_an_act_on_all_letters_of_a_list_is_on_those_that_the_list_shows(
+    users: dict[str, TestClient], etl: Tasks, letters: list[int], query: Query
+) -> None:
+    client, store = users["admin"], etl.store
+    with store.database.writing() as tx:
+        tx.connection.execute(update(dead_letter).where(dead_letter.c.id == letters[0]).values(state="at_broker"))
+    text = client.get("/dead-letters").text
+    assert "Redrive the open ones of these" in text
+    asked = act(client, "dlq redrive", **form_of(text, "dlq-redrive"))
+    assert re.findall("<li>(.*?)</li>", asked.text)[-1:] == ["3 event letters of w: open"]
+    asked = act(client, "dlq discard", **form_of(text, "dlq-discard"))
+    assert "<li>1 event letters of w: at broker</li>" in asked.text
+    assert "<li>3 event letters of w: open</li>" in asked.text
+
+    text = client.get("/dead-letters", params={"state": "at_broker", "watcher": "w"}).text
+    assert "/act/dlq-redrive" not in text, "its broker has it"
+    asked = act(client, "dlq discard", **form_of(text, "dlq-discard"))
+    assert re.findall("<li>(.*? letters .*?)</li>", asked.text) == ["1 event letters of w: at broker"]
+    assert act(client, "dlq discard", **form_of(asked.text, "dlq-discard")).status_code == 303
+    assert states_of(query) == ["discarded", "open", "open", "open"]
