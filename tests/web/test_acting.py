@@ -122,6 +122,15 @@ def test_a_user_acts_on_tasks_and_the_audit_says_who(users: dict[str, TestClient
     assert json.loads(client.get("/audit.json?object=DAG+etl").text)["rows"][0]["after"] == {"is_paused": True}
 
 
+def test_a_run_whose_name_is_taken_is_not_started(users: dict[str, TestClient], etl: Tasks) -> None:
+    client = users["operator"]
+    refused = act(client, "dags trigger", dag="etl", run_id="r1", conf='{"a": 1}')
+    assert (refused.status_code, "has a run named &#39;r1&#39; already" in refused.text) == (409, True)
+    assert etl.store.inspect.run("etl", "r1").conf is None
+    (row,) = client.get("/audit.json?object=run+etl+r1").json()["rows"]
+    assert (row["outcome"], row["before"], row["after"]) == ("unchanged", None, None)
+
+
 def test_a_user_acts_on_triggers_letters_and_pools(users: dict[str, TestClient], etl: Tasks, query: Query) -> None:
     client, store = users["admin"], etl.store
     trigger_id = store.add_watcher("w", "a.B", {})

@@ -161,7 +161,8 @@ class DagVerbs(Verbs):
             raise NoSuchRow("DAG", dag_id)
         run = NewRun(run_id, run_type, logical_date, conf, interval)
         created = insert_run(tx, row.id, read_spec(dag_id, row.spec), run)
-        after = {"logical_date": None if logical_date is None else logical_date.isoformat(), "conf": conf is not None}
+        about = {"logical_date": None if logical_date is None else logical_date.isoformat(), "conf": conf is not None}
+        after = None if created is None else about
         tx.act("dags trigger", f"run {dag_id} {run_id}", after=after, changed=created is not None)
         return created
 
