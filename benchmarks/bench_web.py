@@ -45,9 +45,9 @@ _ONE = {
     "/dags/{dag}/graph": "/dags/dag1/graph",
     "/assets/{id}": "/assets/{asset}",
     "/signals/{id}": "/signals/{signal}",
-    "/dags/{dag}/runs/{run}": "/dags/{dag}/runs/{run}",
-    "/dags/{dag}/runs/{run}/tasks/{task}": "/dags/{dag}/runs/{run}/tasks/t23",
-    "/dags/{dag}/runs/{run}/tasks/{task}/log": "/dags/{dag}/runs/{run}/tasks/t23/log",
+    "/dags/{dag}/runs/{run:path}": "/dags/{dag}/runs/{run}",
+    "/dags/{dag}/runs/{run:path}/tasks/{task}": "/dags/{dag}/runs/{run}/tasks/t23",
+    "/dags/{dag}/runs/{run:path}/tasks/{task}/log": "/dags/{dag}/runs/{run}/tasks/t23/log",
 }
 # What people ask for besides the first page: far pages, filters that few rows or none pass.
 _MORE = (

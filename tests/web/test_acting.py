@@ -127,6 +127,7 @@ def test_a_run_whose_name_is_taken_is_not_started(users: dict[str, TestClient], 
     refused = act(client, "dags trigger", dag="etl", run_id="r1", conf='{"a": 1}')
     assert (refused.status_code, "has a run named &#39;r1&#39; already" in refused.text) == (409, True)
     assert etl.store.inspect.run("etl", "r1").conf is None
+    assert act(client, "dags trigger", dag="etl", run_id="r1/tasks/a").status_code == 400, "that is a page of another"
     (row,) = client.get("/audit.json?object=run+etl+r1").json()["rows"]
     assert (row["outcome"], row["before"], row["after"]) == ("unchanged", None, None)
 

@@ -76,6 +76,25 @@ def test_a_dag_a_run_and_a_task_are_shown(page: Get, client: TestClient, etl: Ta
         assert client.get(missing).status_code == 404, missing
 
 
+def test_a_run_whose_name_has_slashes_has_all_its_pages(page: Get, client: TestClient, etl: Tasks) -> None:
+    etl.store.tasks.create_run("etl", "2026/01/b")
+    (run,) = re.findall('href="(/dags/etl/runs/2026[^"]*)"', page("/runs"))
+    text = page(run)
+    assert "<h1>etl 2026/01/b</h1>" in text
+    (asked,) = re.findall('hx-get="([^"]*)"', text)
+    assert "<h1>etl 2026/01/b</h1>" in page(asked), "it asks for itself"
+    tasks = re.findall(r'href="(/dags/etl/runs/2026[^"]*/tasks/[abc])"', text)
+    assert len(set(tasks)) == 3
+    text = page(tasks[0])
+    assert "<h1>etl a</h1>" in text
+    assert f'href="{run}"' in text
+    (log,) = re.findall(r'href="([^"]*/log\.json)"', text)
+    assert client.get(log).json()["rows"] == []
+    assert page(f"{tasks[0]}/log")
+    assert client.get("/dags/etl/runs/2026/01").status_code == 404
+    assert client.get("/dags/etl/runs/").status_code == 404
+
+
 def test_a_run_with_many_tasks_is_read_page_by_page(page: Get, store: Store, query: Query) -> None:
     Tasks(store, query, tasks=tuple(TaskSpec(f"t{number:02}", "Op") for number in range(60)))
     first = page("/dags/etl/runs/r1")

@@ -67,9 +67,10 @@ ROUTES: tuple[Route, ...] = (
     Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),
     Route("/dags/{dag}", pictures.grid),
     Route("/dags/{dag}/graph", pictures.graph),
-    Route("/dags/{dag}/runs/{run}", tasks.run),
-    Route("/dags/{dag}/runs/{run}/tasks/{task}", tasks.task),
-    Route("/dags/{dag}/runs/{run}/tasks/{task}/log", tasks.log, role="operator", is_list=True),
+    # The name of a run may have slashes, so it takes all that no route before it has taken.
+    Route("/dags/{dag}/runs/{run:path}/tasks/{task}/log", tasks.log, role="operator", is_list=True),
+    Route("/dags/{dag}/runs/{run:path}/tasks/{task}", tasks.task),
+    Route("/dags/{dag}/runs/{run:path}", tasks.run),
     Route("/runs", runs.listing, is_list=True, nav="Tasks", title="Runs"),
     Route("/pools", machines.pools, is_list=True, nav="Tasks", title="Pools"),
     Route("/supervisors", machines.supervisors, is_list=True, nav="Machines", title="Supervisors"),

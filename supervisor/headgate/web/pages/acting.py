@@ -80,6 +80,8 @@ def trigger_dag(view: View) -> Answer:
     dag, conf, run_id = view.given("dag"), view.field("conf"), view.field("run_id")
     encoded = None if conf is None else _encoded(conf, "conf", KWARGS_BYTES_MAX, is_object=True)
     name = run_id or f"manual__{view.store.inspect.now().isoformat()}"
+    if "/tasks/" in name:  # its page would be that of a task of another run
+        raise BadRequest("run_id must not have /tasks/ in it")
     if view.store.tasks.create_run(dag, name, conf=encoded) is None:
         raise StoreError(f"the DAG {dag} has a run named {name!r} already")
     return done(view, "dags", dag, "runs", name)
