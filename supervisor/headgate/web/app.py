@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route as Endpoint
 
 from headgate.presentation.values import json_line, readable
-from headgate.store.access.audit import Actor
+from headgate.store.access.audit import Actor, Role
 from headgate.store.access.users import User
 from headgate.store.errors import (
     BadKey,
@@ -31,7 +31,7 @@ from headgate.store.errors import (
     UnusableKey,
 )
 from headgate.web import rendering
-from headgate.web.acts import may
+from headgate.web.acts import RANKS, may
 from headgate.web.guard import Guard, cookie_name, path_of, session_of, to_login
 from headgate.web.refusals import Refusals
 from headgate.web.routes import ROUTES, Route
@@ -75,13 +75,8 @@ class _Pages:
         self._site = site
         self._refusals = None if site.writer is None else Refusals(site.writer)
         self._static = rendering.read_static()
-        menu: dict[str, list[tuple[str, str]]] = {}
-        for route in routes:
-            if route.nav:
-                menu.setdefault(route.nav, []).append((route.path, route.title))
-        self._templates = rendering.environment(
-            self._static, menu=menu, database=site.database, rows_per_page=ROWS_PER_PAGE
-        )
+        self._menus = {role: _menu(routes, role) for role in RANKS}
+        self._templates = rendering.environment(self._static, database=site.database, rows_per_page=ROWS_PER_PAGE)
 
     @asynccontextmanager
     async def serving(self, _: Starlette) -> AsyncGenerator[None]:
@@ -251,14 +246,16 @@ class _Pages:
         is_fragment = request.headers.get("hx-request") == "true"
         here = path_of(request)
         url = _with_query(here, dict(request.query_params))
+        user = request.scope.get("headgate.user")
         values = values | {
+            "menu": self._menus["admin" if user is None else user.role],  # to a stranger each link is one to the login
             "title": title,
             "layout": "fragment.html" if is_fragment else "base.html",
             "here": here,
             "asked": request.query_params.get("q"),
             "url": url,
             "lives": lives,
-            "user": request.scope.get("headgate.user"),
+            "user": user,
             "form_token": request.scope.get("headgate.form_token", ""),
         }
         for name in ("as_of", "did", "acts"):
@@ -282,6 +279,15 @@ class _Pages:
         if request.scope.get("headgate.is_json") or request.url.path.endswith(".json"):
             return JSONResponse({"error": text}, status_code=status)
         return self._html(request, "error.html", title, {"text": text}, status=status, lives=False)
+
+
+def _menu(routes: Sequence[Route], role: Role) -> dict[str, list[tuple[str, str]]]:
+    """Return the links of the menu that a role may follow, with their words, by their headings."""
+    menu: dict[str, list[tuple[str, str]]] = {}
+    for route in routes:
+        if route.nav and may(role, route.role):
+            menu.setdefault(route.nav, []).append((route.path, route.title))
+    return menu
 
 
 def _without(row: Any, names: Collection[str]) -> Any:

@@ -22,7 +22,7 @@ def signals(view: View) -> Answer:
     return Listing(
         title="Signals",
         intro="Which keys have signals, and when was the newest sent?",
-        columns=KEY_COLUMNS,
+        columns=KEY_COLUMNS if view.may("operator") else VIEWER_KEY_COLUMNS,
         rows=rows,
         next_beyond=next_beyond,
         empty="No signal was sent yet. `headgate signals send KEY VALUE` sends one.",
@@ -124,6 +124,7 @@ KEY_COLUMNS = (
     Column("newest", lambda row: row.sent_at),
     Column("first used", lambda row: row.created_date, is_minor=True),
 )
+VIEWER_KEY_COLUMNS = (Column("key", lambda row: row.key), *KEY_COLUMNS[1:])  # the page of a key has values
 VERSION_COLUMNS = (
     Column("version", lambda sent: sent.version, is_number=True),
     Column("value", _value),

@@ -44,7 +44,7 @@ def run(view: View) -> Answer:
     """Show a run: what it was made for, and its tasks in their order."""
     dag, run_id = view.part("dag"), view.part("run")
     detail = view.inspect.run(dag, run_id)
-    line = detail.line
+    line, sees_payloads = detail.line, view.may("operator")
     found = view.inspect.tasks(dag=dag, run_id=line.run_id, beyond_id=view.number("beyond"), limit=ROWS_PER_PAGE + 1)
     tasks, next_beyond = cut(found)
     values = {
@@ -59,7 +59,8 @@ def run(view: View) -> Answer:
             ("took", Took(line.started_at, line.ended_at) if line.started_at else None),
             ("events", [Link(path("events", id_), f"{id_} of {name}") for id_, name, _ in detail.events] or None),
         ),
-        "conf": None if detail.conf is None or not view.may("operator") else detail.conf,
+        "conf": detail.conf if sees_payloads else None,
+        "hides_conf": detail.conf is not None and not sees_payloads,
         "acts": view.acts(*acts.of_run(dag, line.run_id, has_ended=line.ended_at is not None)),
         "columns": TASK_COLUMNS,
         "tasks": tasks,
@@ -77,7 +78,8 @@ def task(view: View) -> Answer:
     # A mapped task as a whole is shown by its own row, as its line is.
     found = view.inspect.find_task(dag, run_id, view.part("task").removesuffix("[]"))
     detail = view.inspect.task(found)
-    xcoms = detail.xcoms if view.may("operator") else {}
+    sees_payloads = view.may("operator")
+    xcoms = detail.xcoms if sees_payloads else {}
     has_ended = detail.line.state not in UNFINISHED
     is_mapped = detail.line.is_map or found.map_index >= 0
     own_acts = acts.of_task(found.dag, found.run_id, found.name, has_ended=has_ended, is_mapped=is_mapped)
@@ -87,8 +89,10 @@ def task(view: View) -> Answer:
         "error": detail.line.last_error,
         "xcoms": list(xcoms.items())[:XCOMS_SHOWN],
         "xcoms_left": max(0, len(xcoms) - XCOMS_SHOWN),
+        "hides_xcoms": bool(detail.xcoms) and not sees_payloads,
         "acts": view.acts(*own_acts),
-        "log": _read_log(view, found, None)[0][-LOG_LINES_SHOWN:] if view.may("operator") else [],
+        "hides_log": not sees_payloads,
+        "log": _read_log(view, found, None)[0][-LOG_LINES_SHOWN:] if sees_payloads else [],
         "log_command": command("tasks", "logs", found.dag, found.run_id, found.name),
         "log_json": path(*_place(found), "log.json"),
         "log_folder": view.site.log_folder,
