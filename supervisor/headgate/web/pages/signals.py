@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from headgate.presentation.values import payload
+from functools import partial
+
+from headgate.presentation.values import json_line, payload
 from headgate.store.errors import NoSuchRow
 from headgate.store.inspect.browsing.assets import EVENTS_LOOKED_MAX, AssetLine
-from headgate.store.signals.reading import Signal, WaitingTask
+from headgate.store.signals.reading import KeyRow, Signal, WaitingTask
 from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Link, State, path
+from headgate.web.rendering import mask_passwords
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
 VERSIONS_SHOWN = 20
-VALUE_CHARS = 200
 
 
 def signals(view: View) -> Answer:
@@ -32,13 +34,16 @@ def signals(view: View) -> Answer:
 
 
 def signal(view: View) -> Answer:
-    """Show a key: its newest versions, and who waits for the next."""
+    """Show a key: the whole value of a version, by default the newest, its newest versions, and who waits."""
     key_id = view.part_number("id")
     key = next(iter(view.signals.keys(beyond_id=key_id - 1, limit=1)), None)
     if key is None or key.id != key_id:
         raise NoSuchRow("key of signals", str(key_id))
     versions = view.signals.newest(key.key, key.namespace, limit=VERSIONS_SHOWN)[::-1]
+    asked = view.number("version")
+    shown = _version(view, key, asked) if asked is not None else versions[0] if versions else None
     values = {
+        "shown": shown,
         "acts": view.acts(*acts.of_signals(key.key, key.namespace, is_known=True)),
         "facts": (
             ("namespace", key.namespace),
@@ -46,7 +51,7 @@ def signal(view: View) -> Answer:
             ("newest", key.sent_at),
             ("first used", key.created_date),
         ),
-        "version_columns": VERSION_COLUMNS,
+        "version_columns": (Column("version", partial(_version_link, key_id), is_number=True), *VERSION_COLUMNS),
         "versions": versions,
         "waiting_columns": WAITING_COLUMNS,
         "waiting": view.signals.waiting(key.key, key.namespace, limit=ROWS_PER_PAGE),
@@ -95,10 +100,19 @@ def _event(line: AssetLine) -> Cell:
     return None if line.event_id is None else Link(path("events", line.event_id), str(line.event_id), is_code=True)
 
 
+def _version(view: View, key: KeyRow, number: int) -> Signal:
+    found = None if number > key.last_version else view.signals.version(key.key, key.namespace, number)
+    if found is None:
+        raise NoSuchRow("version", str(number), of=f"the key {key.key}")
+    return found
+
+
+def _version_link(key_id: int, sent: Signal) -> Cell:
+    return Link(path("signals", key_id, version=sent.version), f"{sent.version:,}")
+
+
 def _value(sent: Signal) -> Cell:
-    shown = payload(sent.data)
-    text = shown if isinstance(shown, str) else repr(shown)
-    return Code(text[:VALUE_CHARS])
+    return Code(mask_passwords(json_line(payload(sent.data))))  # before the cell cuts it: half a URL is not masked
 
 
 def _listener(task: WaitingTask) -> Cell:
@@ -126,7 +140,6 @@ KEY_COLUMNS = (
 )
 VIEWER_KEY_COLUMNS = (Column("key", lambda row: row.key), *KEY_COLUMNS[1:])  # the page of a key has values
 VERSION_COLUMNS = (
-    Column("version", lambda sent: sent.version, is_number=True),
     Column("value", _value),
     Column("sender", lambda sent: sent.sender),
     Column("sent", lambda sent: sent.sent_at),
