@@ -8,21 +8,38 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
-from tests.cli.test_audit import refuse
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 from tests.web.test_acting import act
 from tests.web.test_acting import users as users
 
+from headgate.protocol.messages.runner import FiredEvent
 from headgate.store.tables import dead_letter
+from headgate.web.pages.acting import FAILURES_MAX
+
+
+def put_aside(etl: Tasks, watcher: str, count: int) -> list[int]:
+    """Make so many dead letters of a new watcher; return their ids."""
+    trigger_id = etl.store.add_watcher(watcher, "a.B", {})
+    etl.store.claim_triggers(etl.epoch, limit=1, queues=("default",))
+    for number in range(count):
+        etl.store.dead_letter_event(etl.epoch, FiredEvent(trigger_id, watcher, number, 0, b"1", f"k{number}"), "no")
+    return sorted(letter.id for letter in etl.store.inspect.dead_letters(count))
 
 
 @pytest.fixture
 def letters(etl: Tasks) -> list[int]:
     """Four open letters of the watcher ``w``."""
-    trigger_id = etl.store.add_watcher("w", "a.B", {})
-    etl.store.claim_triggers(etl.epoch, limit=1, queues=("default",))
-    return refuse(etl, trigger_id, 4)
+    return put_aside(etl, "w", 4)
+
+
+@pytest.fixture
+def stuck(etl: Tasks) -> int:
+    """More open letters than an act tries in a row, of a watcher that was removed: none can be redriven."""
+    count = FAILURES_MAX + 2
+    put_aside(etl, "gone", count)
+    etl.store.remove_watcher("gone")
+    return count
 
 
 def form_of(text: str, action: str) -> dict[str, str]:
@@ -69,3 +86,17 @@ def test_an_act_on_all_letters_of_a_list_is_on_those_that_the_list_shows(
     assert re.findall("<li>(.*? letters .*?)</li>", asked.text) == ["1 event letters of w: at broker"]
     assert act(client, "dlq discard", **form_of(asked.text, "dlq-discard")).status_code == 303
     assert states_of(query) == ["discarded", "open", "open", "open"]
+
+
+def test_letters_that_cannot_be_redriven_do_not_keep_those_behind_them_from_it(
+    users: dict[str, TestClient], etl: Tasks, stuck: int, letters: list[int], query: Query
+) -> None:
+    client = users["operator"]
+    asked = act(client, "dlq redrive", everything="1")
+    answer = act(client, "dlq redrive", **form_of(asked.text, "dlq-redrive"))
+    assert states_of(query) == ["open"] * (stuck + len(letters)), "the first ones stop it"
+    assert f"Stopped after {FAILURES_MAX} in a row" in answer.text
+    assert 'id="goes-on"' not in answer.text, "it waits for somebody who reads why"
+    answer = act(client, "dlq redrive", **form_of(answer.text, "dlq-redrive"))
+    assert states_of(query) == ["open"] * stuck + ["redriven"] * len(letters)
+    assert "/act/dlq-redrive" not in answer.text

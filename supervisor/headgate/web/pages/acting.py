@@ -393,9 +393,11 @@ def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter,
     if not left and not errors:
         return done(view, "dead-letters")
     lines = [f"{count:,} are done.", *errors[:FAILURES_MAX]]
-    if not left or failures >= FAILURES_MAX:
-        end = "These could not be done, and are as before." if not left else "Stopped: the others are as before."
-        return Page("confirm.html", word, {"lines": [*lines, end], "act": None}, lives=False)
+    if not left:
+        lines.append("These could not be done, and are as before.")
+        return Page("confirm.html", word, {"lines": lines, "act": None}, lives=False)
+    if failures >= FAILURES_MAX:
+        lines.append(f"Stopped after {FAILURES_MAX} in a row that could not be done. Go on with those behind them?")
     more = {"up_to": str(up_to), "after": str(after), "done": str(count)}
     return view.confirm(action, f"{word}: {count:,} done so far", lines, "Go on", more=more, goes_on=not errors)
 
