@@ -156,7 +156,7 @@ def test_a_user_acts_on_triggers_letters_and_pools(users: dict[str, TestClient],
     assert act(client, "dlq discard").status_code == 400, "no filter"
     asked = act(client, "dlq discard", watcher="w")
     assert (asked.status_code, "4 event letters of w" in asked.text) == (200, True)
-    form = {"watcher": "w", "confirmed": "1", "up_to": str(letters[3]), "after": "0", "done": "0"}
+    form = {"watcher": "w", "confirmed": "1", "up_to": str(letters[3]), "after": "0", "done": "0", "failed": "0"}
     assert act(client, "dlq discard", **form).status_code == 303
     assert [row["state"] for row in query("SELECT state FROM dead_letter ORDER BY id")] == [
         "redriven",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +17,17 @@ from tests.web.test_acting import users as users
 
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.store.tables import dead_letter
-from headgate.web.pages.acting import FAILURES_MAX
+from headgate.web.pages import acting
+from headgate.web.pages.acting import FAILURES_MAX, LETTERS_S_MAX
 
 
-def put_aside(etl: Tasks, watcher: str, count: int) -> list[int]:
+def put_aside(etl: Tasks, watcher: str, wanted: int) -> list[int]:
     """Make so many dead letters of a new watcher; return their ids."""
     trigger_id = etl.store.add_watcher(watcher, "a.B", {})
     etl.store.claim_triggers(etl.epoch, limit=1, queues=("default",))
-    for number in range(count):
+    for number in range(wanted):
         etl.store.dead_letter_event(etl.epoch, FiredEvent(trigger_id, watcher, number, 0, b"1", f"k{number}"), "no")
-    return sorted(letter.id for letter in etl.store.inspect.dead_letters(count))
+    return sorted(letter.id for letter in etl.store.inspect.dead_letters(wanted))
 
 
 @pytest.fixture
@@ -36,10 +39,9 @@ def letters(etl: Tasks) -> list[int]:
 @pytest.fixture
 def stuck(etl: Tasks) -> int:
     """More open letters than an act tries in a row, of a watcher that was removed: none can be redriven."""
-    count = FAILURES_MAX + 2
-    put_aside(etl, "gone", count)
+    put_aside(etl, "gone", FAILURES_MAX + 2)
     etl.store.remove_watcher("gone")
-    return count
+    return FAILURES_MAX + 2
 
 
 def form_of(text: str, action: str) -> dict[str, str]:
@@ -100,3 +102,21 @@ def test_letters_that_cannot_be_redriven_do_not_keep_those_behind_them_from_it(
     answer = act(client, "dlq redrive", **form_of(answer.text, "dlq-redrive"))
     assert states_of(query) == ["open"] * stuck + ["redriven"] * len(letters)
     assert "/act/dlq-redrive" not in answer.text
+    assert f"<li>{len(letters)} are done.</li>" in answer.text
+    assert f"<li>{stuck} could not be done, and are as before.</li>" in answer.text
+
+
+def test_an_act_in_parts_says_in_the_end_how_many_are_done_in_all(
+    users: dict[str, TestClient], letters: list[int], query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, steps = users["admin"], count(step=LETTERS_S_MAX / 3)  # each reading of the clock
+    monkeypatch.setattr(acting, "time", SimpleNamespace(monotonic=lambda: next(steps)))
+    asked = act(client, "dlq discard", everything="1")
+    answer = act(client, "dlq discard", **form_of(asked.text, "dlq-discard"))
+    assert states_of(query) == ["discarded"] * 2 + ["open"] * 2
+    assert 'id="goes-on"' in answer.text
+    while "/act/dlq-discard" in answer.text:
+        answer = act(client, "dlq discard", **form_of(answer.text, "dlq-discard"))
+    assert states_of(query) == ["discarded"] * len(letters)
+    assert answer.status_code == 200
+    assert f"<li>{len(letters)} are done.</li>" in answer.text

@@ -345,7 +345,7 @@ def _on_letters(view: View, action: Action, word: str) -> Answer:
     if not view.is_confirmed:
         newest = max((count.newest_id for count in counts), default=0)
         lines = [_counted(one) for one in counts]
-        more = {"up_to": str(newest), "after": "0", "done": "0"}
+        more = {"up_to": str(newest), "after": "0", "done": "0", "failed": "0"}
         return view.confirm(action, f"{word} these?", lines or ["There are none."], word, more=more)
     return _part_of_letters(view, action, word, which, act)
 
@@ -370,8 +370,9 @@ def _states(action: Action, state: str | None) -> tuple[LetterState, ...]:
 
 
 def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter, act: Callable[[int], Any]) -> Answer:
-    """Act on as many letters as one request may; the answer has the form for the rest."""
-    after, up_to, count = view.given_number("after"), view.given_number("up_to"), view.given_number("done")
+    """Act on as many letters as one request may; the answer has the form for the rest, and counts those before."""
+    after, up_to = view.given_number("after"), view.given_number("up_to")
+    count, failed, is_first = view.given_number("done"), view.given_number("failed"), after == 0
     ends_at, failures, errors = time.monotonic() + LETTERS_S_MAX, 0, list[str]()
     left = True
     while left and failures < FAILURES_MAX and time.monotonic() < ends_at:
@@ -383,22 +384,23 @@ def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter,
             except LetterResolved:
                 pass
             except StoreError as error:
-                failures += 1
+                failures, failed = failures + 1, failed + 1
                 errors.append(str(error))
             else:
                 failures, count = 0, count + 1
             after = letter_id
             if failures >= FAILURES_MAX or time.monotonic() >= ends_at:
                 break
-    if not left and not errors:
-        return done(view, "dead-letters")
+    if not left and is_first and not errors:
+        return done(view, "dead-letters")  # which shows the row of the audit; each part has one of its own
     lines = [f"{count:,} are done.", *errors[:FAILURES_MAX]]
+    if failed:
+        lines.append(f"{failed:,} could not be done, and are as before.")
     if not left:
-        lines.append("These could not be done, and are as before.")
         return Page("confirm.html", word, {"lines": lines, "act": None}, lives=False)
     if failures >= FAILURES_MAX:
         lines.append(f"Stopped after {FAILURES_MAX} in a row that could not be done. Go on with those behind them?")
-    more = {"up_to": str(up_to), "after": str(after), "done": str(count)}
+    more = {"up_to": str(up_to), "after": str(after), "done": str(count), "failed": str(failed)}
     return view.confirm(action, f"{word}: {count:,} done so far", lines, "Go on", more=more, goes_on=not errors)
 
 
