@@ -77,11 +77,11 @@ def find_task(file: str, dag_id: str, task_id: str) -> BaseOperator | StepFailed
     dag = dags.get(dag_id)
     if dag is None:
         found = ", ".join(map(repr, dags)) or "none"
-        return StepFailed(f"the DAG file {file} no longer has the DAG {dag_id!r}; it has {found:.1000}")
+        return StepFailed(f"the DAG file {file}, as it is here, has no DAG {dag_id!r}; it has {found:.1000}")
     operator = dag.tasks.get(task_id)
     if operator is None:
         found = ", ".join(map(repr, dag.tasks)) or "none"
-        return StepFailed(f"DAG {dag_id!r} no longer has the task {task_id!r}; it has {found:.1000}")
+        return StepFailed(f"DAG {dag_id!r} of the file {file}, as it is here, has no task {task_id!r}; it has {found:.1000}")
     return operator
 
 
