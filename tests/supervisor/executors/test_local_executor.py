@@ -101,7 +101,7 @@ def test_a_dag_or_task_that_is_gone_is_named(author: Author, pool: Pool) -> None
     step = author.step("def f(context): pass")
     for fields, error in (
         ({"task_id": "gone"}, r"DAG 'd' of the file .*, as it is here, has no task 'gone'; it has 't'"),
-        ({"dag_id": "gone"}, r"no longer has the DAG 'gone'; it has 'd'"),
+        ({"dag_id": "gone"}, r", as it is here, has no DAG 'gone'; it has 'd'"),
     ):
         outcome = pool.run(author.step_of(Path(step.file), **fields))
         assert isinstance(outcome, StepFailed)
