@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 from starlette.testclient import TestClient
 from tests.cli.test_audit import refuse
 from tests.store.harness import Query
@@ -34,7 +34,8 @@ from headgate.store.access.users import (
 from headgate.store.errors import ValueRefused
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
-from headgate.store.tables import web_guess, web_session
+from headgate.store.tables import web_guess, web_session, xcom
+from headgate.supervisor.logs import task_log_files
 from headgate.web.acts import ACTS, RANKS, act_path, may
 from headgate.web.routes import ROUTES
 from headgate.web.views import Site
@@ -42,6 +43,9 @@ from headgate.web.writing import WRITERS_MAX
 
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
 SECRET = "of operators alone"
+SECRET_RUN = "/dags/etl/runs/r2"  # of the fixture `hidden`
+SECRET_TASK = f"{SECRET_RUN}/tasks/a"
+PAGES_MAX = 200  # that a viewer comes to from the overview; there are fewer
 
 
 Browser = Callable[[], TestClient]
@@ -318,3 +322,53 @@ def test_a_page_and_its_command_leave_the_same_row(users: dict[str, TestClient],
         by_command.tasks.set_pool("wide", 4)
         by_command.tasks.delete_pool("wide")
         assert newest() == by_page
+
+
+# --- what viewers do not see ---
+
+
+@pytest.fixture
+def hidden(etl: Tasks, site: Site) -> None:
+    """A run with a conf, a task of it with an XCom and a log, and a signal; all have `SECRET`."""
+    store, value = etl.store, f'{{"x":"{SECRET}"}}'.encode()
+    store.tasks.create_run("etl", "r2", conf=value)
+    task = store.inspect.find_task("etl", "r2", "a")
+    with store.database.writing() as tx:
+        row = {"task_instance_id": task.id, "key": "k", "value": value, "stored_at": tx.now}
+        tx.connection.execute(insert(xcom).values(row))
+    folder = task_log_files.folder_of_task(site.log_folder, "etl", "r2", "a") / "1"
+    folder.mkdir(parents=True)
+    (folder / "4.jsonl").write_text(f'{{"timestamp":"2026-01-01T00:00:00Z","level":"info","event":"{SECRET}"}}\n')
+    store.signals.send([NewSignal("news", value, "d", "ada")])
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_page_tells_a_viewer_what_only_operators_see(users: dict[str, TestClient]) -> None:
+    for client, is_told in ((users["viewer"], True), (users["operator"], False)):
+        run, task = client.get(SECRET_RUN).text, client.get(SECRET_TASK).text
+        assert (run.count("Operators can see it."), SECRET in run) == ((1, False) if is_told else (0, True))
+        assert ("Operators can see them." in task, "Operators can see it." in task) == (is_told, is_told)
+        assert task.count(SECRET) == (0 if is_told else 2)
+        assert "There is no log" not in task
+    other = users["viewer"].get("/dags/etl/runs/r1").text
+    assert "Operators can see" not in other, "it has no conf"
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_viewer_may_follow_each_link_that_is_shown(users: dict[str, TestClient]) -> None:
+    client = users["viewer"]
+    left, known = ["/", "/search?q=news", "/search?q=r2"], set[str]()
+    while left and len(known) < PAGES_MAX:
+        place = left.pop()
+        known.add(place)
+        answer = client.get(place)
+        assert answer.status_code in (200, 303), place
+        found = [html.unescape(one) for one in re.findall(r'href="(/[^"]*)"', answer.text)]
+        found += [answer.headers["location"]] if answer.status_code == 303 else []
+        left += [one for one in dict.fromkeys(found) if one not in known and one not in left]
+    assert not left
+    assert {SECRET_TASK, "/signals", "/account"} <= known
+    assert "/audit" not in known
+    operators = users["operator"].get("/").text
+    assert 'href="/audit"' in operators
+    assert users["operator"].get("/search?q=news").headers["location"].startswith("/signals/")

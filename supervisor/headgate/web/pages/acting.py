@@ -363,7 +363,7 @@ def _states(action: Action, state: str | None) -> tuple[LetterState, ...]:
     taken: tuple[LetterState, ...] = UNRESOLVED if action == "dlq discard" else ("open",)
     if state in (None, "unresolved"):
         return taken
-    wanted = tuple(one for one in taken if one == state)
+    wanted: tuple[LetterState, ...] = tuple(one for one in taken if one == state)
     if not wanted:
         raise BadRequest(f"state must be one of unresolved, {', '.join(taken)}, not {state!r}")
     return wanted
