@@ -57,6 +57,27 @@ def test_the_graph_has_the_states_of_a_run(page: Get, client: TestClient, etl: T
     assert "c: none" in near
 
 
+def test_a_graph_with_too_many_lines_says_what_is_not_drawn(page: Get, store: Store) -> None:
+    epoch = register(store)
+    names = [f"t{i:03}" for i in range(290)]
+    dense = tuple(TaskSpec(name, "Op", upstream=tuple(names[:i])) for i, name in enumerate(names))
+    sinks = tuple(TaskSpec(f"sink{i:03}", "Op", upstream=tuple(names[:145])) for i in range(145))
+    wide = (*(TaskSpec(name, "Op") for name in names[:145]), *sinks)
+    store.tasks.save_file(epoch, "many.py", [DagSpec("dense", tasks=dense), DagSpec("wide", tasks=wide)])
+    text = page("/dags/dense/graph")
+    assert "one that a longer way over other tasks implies is not drawn" in text
+    assert text.count("<path") == 289
+    assert "t018, t019, and 269 more" in text
+    assert len(text) < 500_000
+    text = page("/dags/wide/graph")
+    assert "only those of <code>t000</code> are drawn" in text
+    assert 'href="/dags/wide/graph?around=sink007"' in text
+    assert len(text) < 500_000
+    text = page("/dags/wide/graph", around="sink007")
+    assert "only those of <code>sink007</code> are drawn" in text
+    assert text.count("<path") == 145
+
+
 def test_a_run_shows_where_the_time_went(page: Get, etl: Tasks) -> None:
     assert 'aria-label="queued ' in page("/dags/etl/runs/r1")
     etl.dispatch()

@@ -24,6 +24,7 @@ TASKS_SHOWN = 60  # of one page of the grid: with all its links it stays below 3
 BAR_H = 44  # of the longest of the runs
 BOXES_MAX = 300  # beyond, the neighbours of one task
 HOPS = 2
+UPSTREAM_SHOWN = 20  # of each task, in the table below the graph
 GANTT_W = 600
 GANTT_TASKS_MAX = 60
 _TONES = {"queued": "idle", "running": "busy", "deferred": "wait", "retry wait": "warn"}
@@ -123,7 +124,8 @@ def graph(view: View) -> Answer:
     around = view.text("around")
     tasks = _shown_tasks(spec, around)
     names = {task.task_id for task in tasks}
-    layout = _layouts.of({task.task_id: [up for up in task.upstream if up in names] for task in tasks})
+    middle = around if around in names or not tasks else tasks[0].task_id
+    layout = _layouts.of({task.task_id: [up for up in task.upstream if up in names] for task in tasks}, middle)
     states = {} if run is None else view.inspect.states_by_run([run.id], sorted(names)).get(run.id, {})
     values = {
         "name": spec.dag_id,
@@ -135,6 +137,9 @@ def graph(view: View) -> Answer:
         "runs": runs,
         "left": len(spec.tasks) - len(tasks),
         "around": around,
+        "middle": middle,
+        "asked_run": asked,
+        "upstream_shown": UPSTREAM_SHOWN,
         "look_of": look_of,
     }
     return Page("graph.html", f"{spec.dag_id}: graph", values)
@@ -150,7 +155,7 @@ def _shown_tasks(spec: DagSpec, around: str | None) -> list[TaskSpec]:
     near = {around if around in by_name else spec.tasks[0].task_id}
     for _ in range(HOPS):
         near |= {up for name in near for up in by_name[name or ""].upstream}
-        near |= {task.task_id for task in spec.tasks if near & set(task.upstream)}
+        near |= {task.task_id for task in spec.tasks if not near.isdisjoint(task.upstream)}
     return [task for task in spec.tasks if task.task_id in near][:BOXES_MAX]
 
 
