@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route as Endpoint
 
@@ -131,11 +131,14 @@ class _Pages:
 
         async def take(request: Request) -> Response:
             body = bytearray()
-            async for part in request.stream():
-                body += part
-                if len(body) > FORM_BYTES_MAX:
-                    text = f"the form has more than {FORM_BYTES_MAX:,} bytes\n"
-                    return PlainTextResponse(text, status_code=413)
+            try:
+                async for part in request.stream():
+                    body += part
+                    if len(body) > FORM_BYTES_MAX:
+                        text = f"the form has more than {FORM_BYTES_MAX:,} bytes\n"
+                        return PlainTextResponse(text, status_code=413)
+            except ClientDisconnect:  # nobody reads the answer
+                return PlainTextResponse("the form did not come whole\n", status_code=400)
             try:
                 pairs = parse_qsl(
                     body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX

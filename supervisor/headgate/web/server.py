@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable
+from typing import ClassVar
 
+import h11
 import structlog
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headgate.supervisor.metrics.address import Address
 from headgate.web.app import make_app
@@ -18,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 CONNECTIONS_MAX = 200
 IDLE_S_MAX = 30  # of a connection that a browser keeps open
+REQUEST_S_MAX = 10.0  # from the begin of a connection, or of a request on it, until the request has come whole
+ENDED_TOLD_S = 60.0  # between two lines in the log about connections that came to that end
 DRAIN_S = 3  # that requests have to end in when it stops
 BACKLOG = 64
 HEADER_BYTES_MAX = 32 * 1024  # of one request
@@ -77,18 +83,57 @@ def url_of(listener: socket.socket, token: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/login?token={token}"
 
 
-def serve(site: Site, listener: socket.socket, *, tell: Callable[[str], None]) -> None:
-    """Answer requests until SIGTERM or Ctrl-C. ``tell`` is given the link to log in with, once it can be opened.
+class Connection(H11Protocol):
+    """A connection that ends if a request, with its form, does not come whole within `REQUEST_S_MAX`.
 
-    There is no link if other machines reach the pages: who listens on the way would have it, too.
+    Otherwise `CONNECTIONS_MAX` of them that send nothing would keep everybody out. Between requests `IDLE_S_MAX` holds.
     """
-    if site.front.has_links:
-        tell(url_of(listener, site.links.new()))
-    host, port, *_ = listener.getsockname()
-    log.info("serving pages", address=f"{host}:{port}", pid=os.getpid())
-    config = uvicorn.Config(
+
+    ended: ClassVar[int] = 0  # since the log has told of them
+    told_at: ClassVar[float] = float("-inf")
+    _end_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request. What comes bit by bit has no more time than the rest."""
+        super().data_received(data)
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self._await_request()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_request(self) -> None:
+        if self._end_timer is None:
+            self._end_timer = self.loop.call_later(REQUEST_S_MAX, self._end)
+
+    def _stop_waiting(self) -> None:
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+            self._end_timer = None
+
+    def _end(self) -> None:
+        self.transport.abort()
+        kind, now = type(self), self.loop.time()
+        kind.ended += 1
+        if now >= kind.told_at + ENDED_TOLD_S:
+            log.warning("connections were ended that sent no whole request", count=kind.ended, limit_s=REQUEST_S_MAX)
+            kind.ended, kind.told_at = 0, now
+
+
+def config_of(site: Site) -> uvicorn.Config:
+    """Return how the pages are served."""
+    return uvicorn.Config(
         make_app(site),
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         loop="asyncio",
@@ -101,4 +146,15 @@ def serve(site: Site, listener: socket.socket, *, tell: Callable[[str], None]) -
         timeout_graceful_shutdown=DRAIN_S,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+
+
+def serve(site: Site, listener: socket.socket, *, tell: Callable[[str], None]) -> None:
+    """Answer requests until SIGTERM or Ctrl-C. ``tell`` is given the link to log in with, once it can be opened.
+
+    There is no link if other machines reach the pages: who listens on the way would have it, too.
+    """
+    if site.front.has_links:
+        tell(url_of(listener, site.links.new()))
+    host, port, *_ = listener.getsockname()
+    log.info("serving pages", address=f"{host}:{port}", pid=os.getpid())
+    uvicorn.Server(config_of(site)).run(sockets=[listener])
