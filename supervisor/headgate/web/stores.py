@@ -1,4 +1,7 @@
-"""Stores for the threads that answer requests: they cannot write, and have no key to decrypt with."""
+"""Stores for the threads that answer requests: they cannot write, and have no key to decrypt with.
+
+They are kept, and closed if a new one would read another database: if the file of SQLite was replaced by a backup.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from headgate.store.db.engine import open_engine
+import structlog
+
+from headgate.store.db.engine import database_name, open_engine
 from headgate.store.db.schema import require_current
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
+
+log = structlog.get_logger(__name__)
 
 STORES_MAX = 8  # connections, and so pages that are made at a time
 WAIT_S_MAX = 5.0  # for one of them; every statement ends within `LOOK_S_MAX`
@@ -37,19 +44,41 @@ class Stores:
         if not self._free.acquire(timeout=WAIT_S_MAX):
             raise DatabaseAway("the database", f"{STORES_MAX} pages are being made already")
         try:
-            with self._lock:
-                store = self._idle.pop() if self._idle else Store(self.engine, secrets=Secrets.none())
+            store = self._current() or Store(self.engine, secrets=Secrets.none())
             try:
                 yield store
             finally:
-                with self._lock:
-                    keeps = not self._is_closed
-                    if keeps:
-                        self._idle.append(store)
-                if not keeps:
-                    store.close()
+                self._take_back(store)
         finally:
             self._free.release()
+
+    def _current(self) -> Store | None:
+        """Return an idle store that reads what a new one would; those that do not are closed."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                store = self._idle.pop()
+            if self._is_current(store):
+                return store
+            log.info("a connection is opened anew: the database is not as it was", database=database_name(self.engine))
+            store.close()
+
+    def _take_back(self, store: Store) -> None:
+        keeps = self._is_current(store)  # this notes its log, too, which is open by now
+        with self._lock:
+            keeps = keeps and not self._is_closed
+            if keeps:
+                self._idle.append(store)
+        if not keeps:
+            store.close()
+
+    @staticmethod
+    def _is_current(store: Store) -> bool:
+        try:
+            return store.database.is_as_opened()
+        except DatabaseAway:  # the next statement says so
+            return False
 
     def close(self) -> None:
         """Close all connections."""

@@ -29,11 +29,12 @@ class Writer:
         """Lend a store whose verbs are recorded as acts of this user; with None only sessions may be written.
 
         Raises `DatabaseAway` if `WRITERS_MAX` are in use for longer than ``wait_s``.
+        A file that is missing is not made.
         """
         if not self._free.acquire(timeout=wait_s):
             raise DatabaseAway("the database", f"{WRITERS_MAX} users are changing something already")
         try:
-            engine = open_engine(self._url)
+            engine = open_engine(self._url, creates=False)
             try:
                 with Store(engine, secrets=Secrets.none(), actor=actor) as store:
                     yield store

@@ -62,6 +62,21 @@ class DatabaseFile:
         self._compare(self._path, self._file)
         self._log = self._compare(self._log_path, self._log)
 
+    def is_as_opened(self) -> bool:
+        """Whether a new connection would read the same file, with the same log: for connections that only read.
+
+        The log counts from the first call on that finds it. Raises `DatabaseAway` if the folder cannot be read.
+        """
+        if self._file is None:
+            return True
+        try:
+            self._compare(self._path, self._file)
+            if self._log is not None or os.path.exists(self._log_path):
+                self._log = self._compare(self._log_path, self._log)
+        except DatabaseReplaced:
+            return False
+        return True
+
     def _compare(self, path: str, known: FileId | None) -> FileId:
         try:
             status = os.stat(path)

@@ -131,6 +131,8 @@ def _translate_sqlite(error: sqlite3.Error, database: str) -> StoreError:
                 reason = f"{reason}: there is no folder {path.parent}"
             elif (why := not_writable(path)) is not None:
                 return DatabaseFault(database, why)
+            elif not path.exists():
+                reason = f"{reason}: there is no file {path}"
         except OSError as unreachable:  # a folder above it, or its file system; both may be back later
             reason = f"{reason}: {path.parent}: {unreachable.strerror}"
     if primary in _SQLITE_AWAY:

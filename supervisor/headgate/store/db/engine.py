@@ -42,11 +42,12 @@ SUPPORTED = "use sqlite:///path/to/file.db or postgresql://user@host/database"
 READS_ONLY = "headgate_reads_only"  # execution option of a connection whose next transaction writes nothing
 
 
-def open_engine(url: str, *, reads_only: bool = False) -> Engine:
+def open_engine(url: str, *, reads_only: bool = False, creates: bool = True) -> Engine:
     """Return an engine for ``sqlite:///path``, ``sqlite://`` (in memory) or ``postgresql://...``.
 
     With ``reads_only`` its sessions cannot write, whatever they are asked to, and a statement may take `LOOK_S_MAX`
-    seconds (on SQLite: a transaction). Nothing is connected yet. Raises `UnsupportedDatabase` for other schemes, and
+    seconds (on SQLite: a transaction). A file of SQLite that is missing is made by its first connection, unless it
+    reads only, or not ``creates``. Nothing is connected yet. Raises `UnsupportedDatabase` for other schemes, and
     for text that is not a URL.
     """
     try:
@@ -56,7 +57,7 @@ def open_engine(url: str, *, reads_only: bool = False) -> Engine:
         # The text may hold a password, so it is not shown.
         raise UnsupportedDatabase(f"the database URL cannot be read: {SUPPORTED}") from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
-        return _open_sqlite(parsed.set(drivername="sqlite+pysqlite"), reads_only=reads_only)
+        return _open_sqlite(parsed.set(drivername="sqlite+pysqlite"), reads_only=reads_only, creates=creates)
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return _open_postgresql(parsed.set(drivername="postgresql+psycopg"), reads_only=reads_only)
     raise UnsupportedDatabase(f"headgate has no support for {parsed.drivername!r} databases: {SUPPORTED}")
@@ -76,7 +77,7 @@ def is_in_memory(engine: Engine) -> bool:
 # --- SQLite --------------------------------------------------------------------------------------
 
 
-def _open_sqlite(url: URL, *, reads_only: bool) -> Engine:
+def _open_sqlite(url: URL, *, reads_only: bool, creates: bool) -> Engine:
     if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
         needed = ".".join(map(str, SQLITE_VERSION_MIN))
         raise UnsupportedDatabase(f"this Python has SQLite {sqlite3.sqlite_version}; headgate needs {needed}")
@@ -85,13 +86,14 @@ def _open_sqlite(url: URL, *, reads_only: bool) -> Engine:
     in_memory = url.database in (None, "", ":memory:")
     if reads_only and in_memory:
         raise UnsupportedDatabase(f"a database in memory cannot be opened to read alone: {SUPPORTED}")
+    mode = "ro" if reads_only else "rwc" if creates else "rw"
     engine = create_engine(
         url,
         # In memory there is one connection, which is the database; a file is opened for each use.
         poolclass=StaticPool if in_memory else NullPool,
         connect_args={"isolation_level": None, "timeout": SQLITE_BUSY_TIMEOUT_S},
         hide_parameters=True,  # errors end up in logs, and parameters are users' data
-        **({"creator": partial(_connect_to_read, str(url.database))} if reads_only else {}),
+        **({"creator": partial(_connect_to_file, str(url.database), mode)} if not in_memory and mode != "rwc" else {}),
     )
 
     @event.listens_for(engine, "connect")
@@ -111,9 +113,12 @@ def _open_sqlite(url: URL, *, reads_only: bool) -> Engine:
     return engine
 
 
-def _connect_to_read(path: str) -> sqlite3.Connection:
-    """Open a file so that SQLite itself refuses to write. One thread at a time uses it, not always the same."""
-    uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
+def _connect_to_file(path: str, mode: str) -> sqlite3.Connection:
+    """Open a file that is there; with the mode ``ro``, not ``rw``, SQLite itself refuses to write.
+
+    One thread at a time uses it, not always the same.
+    """
+    uri = f"file:{quote(os.path.abspath(path))}?mode={mode}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=SQLITE_BUSY_TIMEOUT_S, check_same_thread=False)
 
 

@@ -285,6 +285,10 @@ class Database:
             self._doorbell.close()
             self._doorbell = None
 
+    def is_as_opened(self) -> bool:
+        """Whether a new connection would read the same: False if the file of SQLite was replaced."""
+        return self._file is None or self._file.is_as_opened()
+
     @contextmanager
     def leased(self, epoch: Epoch) -> Generator[LeasedTx]:
         """Run a transaction that writes on behalf of ``epoch``. Raises `LeaseLost`."""
