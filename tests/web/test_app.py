@@ -164,6 +164,22 @@ def test_a_store_is_used_again(site: Site) -> None:
     assert STORES_MAX >= 2
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_page_is_shown_after_the_server_has_cut_all_connections(client: TestClient, site: Site, store: Store) -> None:
+    with site.stores.one() as first, site.stores.one() as second:
+        first.inspect.now()
+        second.inspect.now()
+    others = (
+        "FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'headgate'"
+    )
+    with store.database.reading() as tx:
+        ended = tx.connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid, 5000) {others}").scalars().all()
+    assert len(ended) >= 2
+    assert client.get("/runs").status_code == 200
+    assert len(site.stores._idle) == 1, "those that were cut are closed"
+
+
 def test_a_page_that_fails_says_nothing_of_why(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, **query: object) -> None:
         raise RuntimeError("s3cret")

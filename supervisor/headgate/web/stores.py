@@ -1,6 +1,7 @@
 """Stores for the threads that answer requests: they cannot write, and have no key to decrypt with.
 
-They are kept, and closed if a new one would read another database: if the file of SQLite was replaced by a backup.
+They are kept, and closed before they are used again if a new one would read another database, as the file of SQLite was
+replaced by a backup, or if the server has cut their connections, as it does when it begins anew.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Stores:
                 store = self._idle.pop()
             if self._is_current(store):
                 return store
-            log.info("a connection is opened anew: the database is not as it was", database=database_name(self.engine))
+            why = "it was cut, or the file was replaced"
+            log.info("a connection is opened anew", why=why, database=database_name(self.engine))
             store.close()
 
     def _take_back(self, store: Store) -> None:

@@ -8,6 +8,7 @@ supervisors that take over.
 from __future__ import annotations
 
 import os
+import select
 import sqlite3
 import time
 from functools import partial
@@ -72,6 +73,23 @@ def database_name(engine: Engine) -> str:
 def is_in_memory(engine: Engine) -> bool:
     """Whether the database is in memory, and so ends with its connection."""
     return engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:")
+
+
+def is_cut(connection: Connection) -> bool:
+    """Whether the server of PostgreSQL has ended a connection on which no transaction is open, as far as is known here.
+
+    Nothing else comes on such a connection, but for notices; if it listens, for notifications.
+    """
+    if connection.dialect.name != "postgresql":
+        return False
+    if connection.closed or connection.invalidated:
+        return True
+    driver: Any = connection.connection.driver_connection
+    if driver.closed:
+        return True
+    ready = select.poll()
+    ready.register(driver.fileno(), select.POLLIN)
+    return bool(ready.poll(0))
 
 
 # --- SQLite --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from headgate.store.db.bells import Bells, Kind
 from headgate.store.db.changes import News
 from headgate.store.db.database_file import DatabaseFile
 from headgate.store.db.deadline import Deadline
-from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_in_memory
+from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_name, is_cut, is_in_memory
 from headgate.store.db.faults import PassedOver
 from headgate.store.db.prepared import Prepared, driver_of
 from headgate.store.db.secrets import Secrets
@@ -286,7 +286,9 @@ class Database:
             self._doorbell = None
 
     def is_as_opened(self) -> bool:
-        """Whether a new connection would read the same: False if the file of SQLite was replaced."""
+        """Whether a new connection would read the same, and no more: SQLite's file may be replaced, or this one cut."""
+        if self._connection is not None and is_cut(self._connection):
+            return False
         return self._file is None or self._file.is_as_opened()
 
     @contextmanager
