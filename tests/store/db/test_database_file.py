@@ -103,6 +103,29 @@ def test_a_heartbeat_finds_that_the_file_is_gone(
         store.heartbeat(epoch)
 
 
+@pytest.mark.parametrize("happen", CALAMITIES)
+def test_a_store_that_only_reads_can_tell_that_the_file_is_gone(
+    store: Store, folder: Path, happen: Callable[[Path], None]
+) -> None:
+    assert store.database.is_as_opened(), "nothing is open"
+    for _ in range(2):
+        store.inspect.now()
+        assert store.database.is_as_opened()
+    happen(folder)
+    assert not store.database.is_as_opened()
+
+
+def test_a_file_that_is_missing_is_made_only_if_asked_for(tmp_path: Path, secrets: Secrets) -> None:
+    file = tmp_path / "none.db"
+    for engine in (
+        open_engine(f"sqlite:///{file}", creates=False),
+        open_engine(f"sqlite:///{file}", reads_only=True),
+    ):
+        with Store(engine, secrets=secrets) as store, pytest.raises(DatabaseAway, match=f"there is no file {file}"):
+            store.inspect.now()
+    assert not file.exists()
+
+
 def test_a_lost_connection_makes_no_new_file_in_the_place_of_one_that_is_gone(
     store: Store, epoch: Epoch, folder: Path
 ) -> None:
