@@ -81,7 +81,8 @@ def find_task(file: str, dag_id: str, task_id: str) -> BaseOperator | StepFailed
     operator = dag.tasks.get(task_id)
     if operator is None:
         found = ", ".join(map(repr, dag.tasks)) or "none"
-        return StepFailed(f"DAG {dag_id!r} of the file {file}, as it is here, has no task {task_id!r}; it has {found:.1000}")
+        problem = f"DAG {dag_id!r} of the file {file}, as it is here, has no task {task_id!r}; it has {found:.1000}"
+        return StepFailed(problem)
     return operator
 
 
