@@ -181,5 +181,13 @@ def cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> None:
         raise DatabaseAway("db", "no answer")
 
-    for verb in ("store_slice", "heartbeat", "poll", "live_triggerers", "release_triggerer", "reset_failures"):
+    for verb in (
+        "store_slice",
+        "heartbeat",
+        "poll",
+        "live_triggerers",
+        "release_triggerer",
+        "release_owned",
+        "reset_failures",
+    ):
         monkeypatch.setattr(world.store, verb, away)

@@ -167,8 +167,11 @@ def test_others_claim_the_triggers_while_a_drain_waits_for_a_task(world: World) 
     other.pass_time(1.0)
     assert other.created() == [], "its runner may still fire"
     core.runner_ended(1, "exited with code 0", world.now)
-    supervisor.settle()
+    with pytest.MonkeyPatch.context() as patch:
+        cut_off(world, patch)
+        supervisor.pass_time(1.0)
     assert supervisor.take(Exit) == []
+    supervisor.pass_time(SETTINGS.database_retry_wait_max_s)
     other.pass_time(SETTINGS.lease.poll_interval_s)
     assert [one.trigger_id for one in other.created()] == [trigger_id]
     supervisor.pass_time(SETTINGS.drain_s)

@@ -77,6 +77,17 @@ def test_the_second_request_of_a_connection_has_to_come_whole_too(
     assert read_to_end(connection) == b""
 
 
+@pytest.mark.parametrize("part", [WHOLE[:20], FORM], ids=["header", "form"])
+def test_what_comes_together_with_the_request_before_has_to_come_whole_too(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, part: bytes
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S_MAX", 0.2)
+    monkeypatch.setattr(server, "IDLE_S_MAX", WITHIN_S)
+    connection = connect()
+    connection.sendall(WHOLE + part)
+    assert read_to_end(connection).startswith(b"HTTP/1.1 404")
+
+
 def test_silent_connections_keep_nobody_out_for_long(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_S_MAX", 0.05)
     for silent in [connect() for _ in range(server.CONNECTIONS_MAX - 1)]:

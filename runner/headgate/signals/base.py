@@ -132,6 +132,8 @@ class BaseSignalService(ABC):
         if watcher is not None and not isinstance(watcher, SignalWatcher):
             raise TypeError(f"the watcher must be a SignalWatcher, not {type(watcher).__name__}")
         if version is not None:
+            if (problem := version_problem("version", version)) is not None:
+                raise ValueError(problem)
             if after is not None or version < 1:
                 raise ValueError(f"version is {version} and after is {after}: give one of them, the version from 1 on")
             after = version - 1

@@ -476,7 +476,8 @@ class SupervisorCore:
             return
         if not self._are_tasks_done(now):
             # That may take hours. Triggers run nowhere meanwhile, unless others take them.
-            if self.leases.is_held and self.intake.is_empty and not self._leaving.has_released:
+            is_stored = self.intake.is_empty and self.blame.is_stored and self.holds.is_stored
+            if self.leases.is_held and is_stored and not self._leaving.has_released:
                 self._leaving.has_released = True
                 self.leases.release_triggers()
             return

@@ -101,15 +101,23 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take a part of a request. What comes bit by bit has no more time than the rest."""
         super().data_received(data)
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            self._await_request()
-        else:
-            self._stop_waiting()
+        self._look(has_begun=True)
+
+    def on_response_complete(self) -> None:
+        """Go on with what came behind the request that is answered: it may be a part of the next one."""
+        super().on_response_complete()
+        self._look(has_begun=bool(self.conn.trailing_data[0]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def _look(self, *, has_begun: bool) -> None:
+        if self.conn.their_state is h11.SEND_BODY or (self.conn.their_state is h11.IDLE and has_begun):
+            self._await_request()
+        else:
+            self._stop_waiting()
 
     def _await_request(self) -> None:
         if self._end_timer is None:

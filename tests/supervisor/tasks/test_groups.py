@@ -201,9 +201,12 @@ def test_an_end_that_cannot_be_stored_even_as_a_failure_holds_nobody_up(
     assert scene.core._reports.troubles() == []
 
 
-def test_if_all_ends_are_refused_they_wait_in_the_queue(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RowsRefused("all are"), KeyError("nobody foresaw it")])
+def test_if_all_ends_are_refused_they_wait_in_the_queue(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise RowsRefused("all are")
+        raise error
 
     monkeypatch.setattr(reports, "ASIDE_MAX", 2)
     finish(scene)
@@ -216,3 +219,20 @@ def test_if_all_ends_are_refused_they_wait_in_the_queue(scene: Scene, monkeypatc
     for _ in range(20):
         scene.step(100.0)
     assert states(scene) == dict.fromkeys(NAMES, S.SUCCESS)
+
+
+def test_a_drain_tries_once_more_to_store_what_is_put_aside(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RowsRefused("for a moment")
+
+    (token,) = [token for token, step in scene.executor.steps.items() if step.task_id == "c"]
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.tasks.store.tasks, "store_ends", refuse)
+        scene.executor.finish(StepSucceeded(), token)
+        scene.step(1.0)
+        assert len(scene.core._reports.troubles()) == 1
+    scene.core.drain(1.0)
+    assert scene.core._reports, "the drain waits for it"
+    scene.step(1.0)
+    assert states(scene)["c"] is S.SUCCESS
+    assert scene.core._reports.troubles() == []

@@ -175,6 +175,10 @@ def test_triggers_are_claimed_by_the_priorities_of_the_tasks_that_wait(
 # --- others that are silent ----------------------------------------------------------------------
 
 
+def away(*_: object, **__: object) -> NoReturn:
+    raise DatabaseAway("db", "no answer")
+
+
 class Neighbours:
     """Three supervisors of one database, whose clock is theirs, and which can be away."""
 
@@ -189,10 +193,12 @@ class Neighbours:
         for supervisor in which:
             supervisor.run(now)
 
-    def at_without_database(self, now: float, *which: Supervisor) -> None:
-        def away(*_: object, **__: object) -> NoReturn:
-            raise DatabaseAway("db", "no answer")
+    def add(self, open_store: OpenStore) -> Supervisor:
+        """Return one more, which has not registered."""
+        self.all.append(Supervisor(open_store(clock=self._clock), len(self.all) + 1))
+        return self.all[-1]
 
+    def at_without_database(self, now: float, *which: Supervisor) -> None:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("heartbeat", "poll", "has_changes", "live_triggerers"):
                 patch.setattr(Store, name, away)
@@ -239,3 +245,27 @@ def test_without_an_outage_a_lease_lasts_no_longer_than_it_did(neighbours: Neigh
         neighbours.at(now, first, second)
     with pytest.raises(LeaseLost):
         neighbours.at(46.0, third)
+
+
+def test_a_failure_after_an_outage_takes_no_forgiveness_back(neighbours: Neighbours) -> None:
+    first, second, _ = neighbours.all
+    neighbours.at_without_database(16.0, first, second)
+    neighbours.at(100.0, first)
+    neighbours.at_without_database(101.0, first)
+    for now in (112.0, 117.0):
+        neighbours.at(now, first)
+    neighbours.at(118.0, second)
+
+
+def test_who_could_not_register_at_first_forgives_others_any_silence(
+    neighbours: Neighbours, open_store: OpenStore
+) -> None:
+    first, *_ = neighbours.all
+    neighbours.at_without_database(16.0, first)
+    fourth = neighbours.add(open_store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "register_triggerer", away)
+        neighbours.at(90.0, fourth)
+    for now in (101.0, 106.0):
+        neighbours.at(now, fourth)
+    neighbours.at(107.0, first)

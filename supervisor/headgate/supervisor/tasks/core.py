@@ -185,6 +185,8 @@ class TaskCore:
 
         Endless tasks are not waited for: they are ended here, and begin elsewhere.
         """
+        if not self._is_draining:
+            self._reports.retry_aside()
         self._is_draining = True
         for token, run in self._running.items():
             if run.task.is_endless and run.ending is None:

@@ -130,8 +130,15 @@ class Reports:
         return {task.token for task, _ in self._inbox} | self._aside.keys()
 
     def ends(self) -> int:
-        """Return how many steps have ended whose ends are not stored."""
-        return sum(not isinstance(event, StepQuery) for _, event in self._inbox)
+        """Return how many workers are busy with a step that has ended, because its end is not stored."""
+        ends = (task.token for task, event in self._inbox if not isinstance(event, StepQuery))
+        return sum(token not in self._aside for token in ends)
+
+    def retry_aside(self) -> None:
+        """Store at once, one more time, what is put aside: nothing is stored later."""
+        for aside in list(self._aside.values()):
+            if aside.until < math.inf:
+                self._queue_again(aside)
 
     def troubles(self) -> list[tuple[str, str]]:
         """Return the tasks whose ends are put aside, and why."""
@@ -144,10 +151,9 @@ class Reports:
 
     def step(self, epoch: Epoch, now: float) -> None:
         """Store some reports, and answer those who listen. Raises as the store does: then what is left is kept."""
-        for token, aside in self._aside.items():
-            if aside.until <= now:
-                self._aside[token] = aside._replace(until=math.inf)
-                self._inbox.append((aside.task, aside.event))
+        due = next((aside for aside in self._aside.values() if aside.until <= now), None)
+        if due is not None:  # one a step: if they cannot be stored either, they must not hold up the others
+            self._queue_again(due)
         stored = 0
         while self._inbox and stored < STORED_A_STEP_MAX:
             stored += not _is_for_value(self._inbox[0][1])  # its answer takes no transaction that writes
@@ -282,13 +288,17 @@ class Reports:
         self._log_end(end.task, state, "the outcome cannot be stored", {"error": reason})
         self._logs.flush()
 
+    def _queue_again(self, aside: Aside) -> None:
+        self._aside[aside.task.token] = aside._replace(until=math.inf)
+        self._inbox.append((aside.task, aside.event))
+
     def _put_aside(self, error: Exception, now: float) -> None:
         """Keep the oldest end for later, so that others go on: its task stays as it is, and no worker has it."""
         task, event = next(report for report in self._inbox if not _is_for_value(report[1]))
         assert not isinstance(event, StepQuery), "the oldest is an end"
         before = self._aside.get(task.token)
         if before is None and len(self._aside) >= ASIDE_MAX:
-            raise error
+            raise RowsRefused(described(error)) from error
         failures = 1 if before is None else before.failures + 1
         wait_s = self._waits.after(failures)
         log.error(

@@ -33,6 +33,11 @@ class Holds:
         """Return the time at which the next hold is to be stored; None if all are."""
         return self._retry.at if self._unstored else None
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether every hold is stored."""
+        return not self._unstored
+
     def begin(self, trigger_id: int, hold: Hold, reason: str) -> StateSync | None:
         """Hold a trigger; return the message for the runner, None if it needs none. `store` stores it."""
         self._unstored[trigger_id] = (hold, reason)

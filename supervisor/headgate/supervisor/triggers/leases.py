@@ -118,6 +118,7 @@ class Leases:
         self._epoch: Epoch | None = None
         self._renewed_at = -math.inf  # when the last renewal of the lease began
         self._heartbeat_at = self._fence_at = self._poll_at = 0.0
+        self._release_at = math.inf  # when the triggers are to be released
         self._polled_at = -math.inf
         self._listen_at: float | None = 0.0  # None: when the bell rings
         self._pause_s = 0.0  # the last one between two times of listening
@@ -161,7 +162,7 @@ class Leases:
     def wake_at(self) -> float:
         """When the next duty is due, or `listen` is to be called although no bell has rung."""
         listen_at = math.inf if self._listen_at is None or self._epoch is None else self._listen_at
-        return min(self._heartbeat_at, self._fence_at, self._poll_at, listen_at)
+        return min(self._heartbeat_at, self._fence_at, self._poll_at, self._release_at, listen_at)
 
     @property
     def is_listening(self) -> bool:
@@ -208,7 +209,7 @@ class Leases:
         ``published``: what the supervisor says of itself goes with its heartbeats.
         Raises `LeaseLost` if another supervisor has fenced this epoch.
         """
-        if now < min(self._heartbeat_at, self._fence_at, self._poll_at):
+        if now < min(self._heartbeat_at, self._fence_at, self._poll_at, self._release_at):
             return NOTHING_FOUND
         try:
             result = self._duty(now, owned, claiming, published)
@@ -219,11 +220,8 @@ class Leases:
         return result
 
     def release_triggers(self) -> None:
-        """Let others claim the triggers, none of which runs here any more; the database is asked once."""
-        try:
-            self._store.release_owned(self.epoch)
-        except (*DATABASE_UNUSABLE, LeaseLost) as exc:
-            log.warning("could not release the triggers; that is done at the end", error=str(exc))
+        """Let others claim the triggers in the next step: none of them runs here any more."""
+        self._release_at = 0.0
 
     def sign_off(self) -> None:
         """Give the lease up, so that others need not wait until it runs out; the database is asked once."""
@@ -234,8 +232,11 @@ class Leases:
 
     def _failed(self, error: Exception, now: float) -> None:
         if self._away_since is None:
-            self._away_since = now if self._epoch is None else min(now, self._renewed_at)
+            # Who has not registered yet knows nothing of the time before, so it forgives any silence at first.
+            self._away_since = -math.inf if self._epoch is None else min(now, self._renewed_at)
         retry_at = self._retry.failed(error, now)
+        if self._release_at < math.inf:
+            self._release_at = retry_at
         self._heartbeat_at = self._fence_at = self._poll_at = self._listen_at = retry_at
 
     def _duty(self, now: float, owned: int, claiming: bool, published: Published | None) -> LeaseStep:
@@ -247,6 +248,9 @@ class Leases:
             if published is not None:
                 published.stored(status)
             self._renewed(now)
+        elif now >= self._release_at:
+            self._store.release_owned(self._epoch)
+            self._release_at = math.inf
         elif now >= self._fence_at:
             has_fenced = self._fence_neighbours(self._epoch, now)
             self._fence_at = now + self._times.heartbeat_s
@@ -276,7 +280,8 @@ class Leases:
         times = self._times
         if self._away_since is not None:
             # Whoever is back first must not fence the others for it: they are back a moment later.
-            self._forgiven_s, self._forgiven_until = now - self._away_since, now + times.silence_max_s
+            before_s = self._forgiven_s if now < self._forgiven_until else 0.0  # it may fail again as it comes back
+            self._forgiven_s, self._forgiven_until = max(before_s, now - self._away_since), now + times.silence_max_s
             self._away_since = None
         self._renewed_at = now
         self._heartbeat_at = now + times.heartbeat_s
