@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import structlog.testing
 from tests.supervisor.core_harness import SETTINGS, Supervised, World, add_watchers, cut_off, fired
@@ -154,9 +155,10 @@ def test_a_drain_that_ends_a_task_is_cut_short(world: World, runs_on_s: float) -
 
 def test_others_claim_the_triggers_while_a_drain_waits_for_a_task(world: World) -> None:
     (trigger_id,) = add_watchers(world, 1)
-    task = LongTask(world.now + SETTINGS.drain_s)
+    task = LongTask(world.now + 10 * SETTINGS.drain_s)
+    settings = msgspec.structs.replace(SETTINGS, drain_s=20 * SETTINGS.drain_s)
     identity = Identity("host", 1, "machine", 0.0)
-    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, tasks=task)
+    core = SupervisorCore(world.store, identity, settings, is_gone=lambda row: False, clock=lambda: 0.0, tasks=task)
     supervisor, other = Supervised(world, core), world.supervisor(pid=2)
     supervisor.start_runner()
     (spec,) = supervisor.created()
@@ -167,6 +169,12 @@ def test_others_claim_the_triggers_while_a_drain_waits_for_a_task(world: World) 
     other.pass_time(1.0)
     assert other.created() == [], "its runner may still fire"
     core.runner_ended(1, "exited with code 0", world.now)
+    for unstored in (core.holds, core.blame):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(unstored), "is_stored", False)
+            supervisor.pass_time(1.0)
+            other.pass_time(SETTINGS.lease.poll_interval_s)
+            assert other.created() == [], "what it is to be passed over or held for is not stored"
     with pytest.MonkeyPatch.context() as patch:
         cut_off(world, patch)
         supervisor.pass_time(1.0)
@@ -174,7 +182,7 @@ def test_others_claim_the_triggers_while_a_drain_waits_for_a_task(world: World) 
     supervisor.pass_time(SETTINGS.database_retry_wait_max_s)
     other.pass_time(SETTINGS.lease.poll_interval_s)
     assert [one.trigger_id for one in other.created()] == [trigger_id]
-    supervisor.pass_time(SETTINGS.drain_s)
+    supervisor.pass_time(10 * SETTINGS.drain_s)
     assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_DRAINED]
 
 

@@ -251,10 +251,10 @@ def test_a_failure_after_an_outage_takes_no_forgiveness_back(neighbours: Neighbo
     first, second, _ = neighbours.all
     neighbours.at_without_database(16.0, first, second)
     neighbours.at(100.0, first)
-    neighbours.at_without_database(101.0, first)
-    for now in (112.0, 117.0):
+    neighbours.at_without_database(106.0, first)
+    for now in (117.0, 122.0):
         neighbours.at(now, first)
-    neighbours.at(118.0, second)
+    neighbours.at(123.0, second)
 
 
 def test_who_could_not_register_at_first_forgives_others_any_silence(
