@@ -266,6 +266,9 @@ def test_who_could_not_register_at_first_forgives_others_any_silence(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Store, "register_triggerer", away)
         neighbours.at(90.0, fourth)
+    fourth.leases._is_gone = lambda row: row.pid == 3
     for now in (101.0, 106.0):
         neighbours.at(now, fourth)
     neighbours.at(107.0, first)
+    with pytest.raises(LeaseLost):  # its process is known to have ended
+        neighbours.at(107.0, neighbours.all[2])

@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 # For so many seconds a supervisor takes no more than its share of the triggers that all could claim. After that it
 # takes the rest, because the others are full or slow.
 FAIR_WAIT_S = 1.0
+FORGIVEN_S_MAX = 365 * 86_400.0  # of a silence in which the database was away from us for we do not know how long
 # The part of the time until others may fence an epoch during which its runner may begin to advance brokers. The rest is
 # for an advance that has begun, which takes as long as its broker does.
 ADVANCE_SHARE = 0.8
@@ -232,8 +233,8 @@ class Leases:
 
     def _failed(self, error: Exception, now: float) -> None:
         if self._away_since is None:
-            # Who has not registered yet knows nothing of the time before, so it forgives any silence at first.
-            self._away_since = -math.inf if self._epoch is None else min(now, self._renewed_at)
+            # Who has not registered yet knows nothing of the time before, so it forgives nearly any silence at first.
+            self._away_since = now - FORGIVEN_S_MAX if self._epoch is None else min(now, self._renewed_at)
         retry_at = self._retry.failed(error, now)
         if self._release_at < math.inf:
             self._release_at = retry_at
