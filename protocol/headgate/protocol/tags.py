@@ -42,17 +42,31 @@ NUMBERS: Final[dict[str, Callable[[Any], int | float | Decimal]]] = {
 }
 
 
+def _written_number(value: Any) -> tuple[str, str] | None:
+    """Return the tag and the text of a number that JSON does not hold; None for all else."""
+    if type(value) is not dict or value.keys() != {TAG, CONTENT}:
+        return None
+    tag, content = value[TAG], value[CONTENT]
+    return (tag, content) if type(tag) is str and tag in NUMBERS and type(content) is str else None
+
+
+def is_long_number(value: Any) -> bool:
+    """Whether decoded JSON stands for a number that is too long to be compared."""
+    written = _written_number(value)
+    return written is not None and len(written[1]) > NUMBER_CHARS_MAX
+
+
 def number_of(value: Any) -> int | float | Decimal | None:
     """Return the number that decoded JSON stands for, to be compared with others; None for all else.
 
     True and False are no numbers, NaN is none, and one of more than `NUMBER_CHARS_MAX` characters is not looked at.
     """
-    if type(value) is dict and value.keys() == {TAG, CONTENT}:
-        tag, content = value[TAG], value[CONTENT]
-        if type(tag) is not str or tag not in NUMBERS or type(content) is not str or len(content) > NUMBER_CHARS_MAX:
+    if (written := _written_number(value)) is not None:
+        tag, text = written
+        if len(text) > NUMBER_CHARS_MAX:
             return None
         try:
-            value = NUMBERS[tag](content)
+            value = NUMBERS[tag](text)
         except ValueError:
             return None
     if type(value) is int:

@@ -134,6 +134,12 @@ def test_only_equal_rules_have_the_same_name() -> None:
         ((SignalRule("k", predicate=predicate("at_least", None)),), "at_least is for numbers and text, not None"),
         ((SignalRule("k", predicate=predicate("above", True)),), "above is for numbers and text, not True"),
         ((SignalRule("k", predicate=predicate("at_least", date(2026, 1, 2))),), "and text, not date '2026-01-02'"),
+        ((SignalRule("k", predicate=predicate("above", 10**9000)),), "the number of above must have 5,000 char"),
+        (
+            (SignalRule("k", predicate=predicate("above", {"a": "x" * 9000})),),
+            "above is for numbers and text, not {'a'",
+        ),
+        ((SignalRule("k", predicate=predicate("above", (9,) * 9000)),), "above is for numbers and text, not tuple [9"),
         ((SignalRule("k", predicate=predicate("below", math.nan)),), "below is for numbers and text, not float 'nan'"),
         ((SignalRule("k", predicate=predicate("at_most", {"$": 1})),), "numbers and text, not dict [['$', 1]]"),
         ((SignalRule("k", predicate=predicate("starts_with", (1,))),), "starts_with is for text, not tuple [1]"),

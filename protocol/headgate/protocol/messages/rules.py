@@ -21,7 +21,7 @@ from headgate.protocol.messages.signals import (
     Since,
     address_problem,
 )
-from headgate.protocol.tags import CONTENT, NUMBER_CHARS_MAX, TAG, number_of
+from headgate.protocol.tags import CONTENT, NUMBER_CHARS_MAX, TAG, is_long_number, number_of
 
 RULES_MAX: Final = 64  # of one task: each is a row in each of its runs
 PATH_PARTS_MAX: Final = 20  # of the place of a value within a signal's
@@ -213,10 +213,11 @@ def predicate_problem(predicate: Predicate) -> str | None:
         case "starts_with":
             return None if isinstance(operand, str) else f"starts_with is for text, not {_shown(operand)}"
         case test:
-            is_fit = _in_order(operand, operand) is not None
-            if not is_fit and isinstance(operand, dict) and len(predicate.operand) > NUMBER_CHARS_MAX:
+            if _in_order(operand, operand) is not None:
+                return None
+            if is_long_number(operand):
                 return f"the number of {test} must have {NUMBER_CHARS_MAX:,} characters at most"
-            return None if is_fit else f"{test} is for numbers and text, not {_shown(operand)}"
+            return f"{test} is for numbers and text, not {_shown(operand)}"
 
 
 def _shown(operand: Any) -> str:

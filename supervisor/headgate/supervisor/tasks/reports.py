@@ -1,11 +1,11 @@
 """What executors report of steps: their ends, which are stored, and their queries, which are answered.
 
 Reports are queued, in order, until they are stored. As long as one is not stored its worker gets no other step, so the
-queue is never longer than the bundles of all workers. All ends that have come in meanwhile are stored in one
-transaction, as far as that takes no longer than storing a slice of events may. If one of them is refused, the group is
-halved until the bad one stands alone and fails its task; its neighbours lose nothing. If not even that can be stored it
-is put aside for a while, and the others go on. An end that is stored a second time changes nothing, because its token
-then matches no row.
+queue is never longer than the bundles of all workers, and what was put aside. All ends that have come in meanwhile are
+stored in one transaction, as far as that takes no longer than storing a slice of events may. If one of them is
+refused, the group is halved until the bad one stands alone and fails its task; its neighbours lose nothing. If not even
+that can be stored it is put aside for a while, and the others go on. An end that is stored a second time changes
+nothing, because its token then matches no row.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Reports:
             except BLAMELESS:
                 raise
             except Exception as still:
-                self._put_aside(still, now)
+                self._put_aside(group[0], still, now)
                 return
         self._group_max = OUTCOMES_MAX
         self._group_size.stored(len(group), self._clock() - begun_at)
@@ -247,16 +247,14 @@ class Reports:
             ends.append(end_of(task, event))
         return ends
 
-    def _drop_oldest(self, count: int) -> None:
-        """Forget the oldest ends of steps: they are stored."""
-        passed_over = list[tuple[TaskToRun, ExecutorEvent]]()
-        while count:
+    def _drop_oldest(self, count: int) -> list[tuple[TaskToRun, ExecutorEvent]]:
+        """Take the oldest ends of steps out of the queue; return them."""
+        passed_over, dropped = list[tuple[TaskToRun, ExecutorEvent]](), list[tuple[TaskToRun, ExecutorEvent]]()
+        while len(dropped) < count:
             oldest = self._inbox.popleft()
-            if _is_for_value(oldest[1]):
-                passed_over.append(oldest)
-            else:
-                count -= 1
+            (passed_over if _is_for_value(oldest[1]) else dropped).append(oldest)
         self._inbox.extendleft(reversed(passed_over))
+        return dropped
 
     def _tell_stored(self, group: Sequence[End], ends: Sequence[StepEnd], states: Sequence[TaskState | None]) -> None:
         """Have happen what follows from ends that are stored, and write them to the logs of their tasks."""
@@ -292,27 +290,25 @@ class Reports:
         self._aside[aside.task.token] = aside._replace(until=math.inf)
         self._inbox.append((aside.task, aside.event))
 
-    def _put_aside(self, error: Exception, now: float) -> None:
+    def _put_aside(self, end: End, error: Exception, now: float) -> None:
         """Keep the oldest end for later, so that others go on: its task stays as it is, and no worker has it."""
-        task, event = next(report for report in self._inbox if not _is_for_value(report[1]))
-        assert not isinstance(event, StepQuery), "the oldest is an end"
-        before = self._aside.get(task.token)
+        before, reason = self._aside.get(end.task.token), described(error)
         if before is None and len(self._aside) >= ASIDE_MAX:
-            raise RowsRefused(described(error)) from error
+            raise RowsRefused(reason) from error
         failures = 1 if before is None else before.failures + 1
         wait_s = self._waits.after(failures)
         log.error(
             "the end of a task cannot be stored, nor that it has failed; the others go on",
-            task=_words(task.name),
+            task=_words(end.task.name),
             failures=failures,
             again_in_s=round(wait_s, 1),
             exc_info=None if isinstance(error, StoreError) else error,  # behind that is the driver's, with rows
-            error=described(error),
+            error=reason,
         )
-        self._aside[task.token] = Aside(task, event, described(error)[:TOLD_CHARS_MAX], failures, now + wait_s)
+        ((task, event),) = self._drop_oldest(1)
+        self._aside[task.token] = Aside(task, event, reason[:TOLD_CHARS_MAX], failures, now + wait_s)
         self._group_max = OUTCOMES_MAX
-        self._drop_oldest(1)
-        self._note_free([end_of(task, event)])
+        self._note_free([end])
 
     def _log_end(self, task: TaskToRun, state: TaskState | None, event: str, fields: Mapping[str, object]) -> None:
         if state is None:
