@@ -123,14 +123,14 @@ def test_an_old_copy_of_the_database_is_told_and_a_stream_at_rest_is_none(
     again = lane(41, began=41, begun_at=2.0, is_ours=True, committed_at=clock().timestamp() + 1)
     clock.advance(60)
     successor = register(store, pid=2)
-    store.fence_triggerers(successor)
+    store.fence_triggerers(successor, dead=[epoch])
     store.claim_triggers(successor, limit=10, queues=QUEUES)
     assert store.note_drift(successor, {"d": (again,)}, {}) == {"d": "ok"}
     # Headgate has gone on for an hour, and an old copy of the database is put back.
     newer = lane(90, began=90, begun_at=3.0, is_ours=True, committed_at=clock().timestamp() + 3_600)
     clock.advance(7_200)
     third = register(store, pid=3)
-    store.fence_triggerers(third)
+    store.fence_triggerers(third, dead=[successor])
     store.claim_triggers(third, limit=10, queues=QUEUES)
     assert store.note_drift(third, {"d": (newer,)}, {}) == {"d": "log newer than the database"}
     with pytest.raises(LeaseLost):

@@ -5,18 +5,18 @@ will have. The row is its lease. A supervisor owns triggers by writing its epoch
 everything it writes later, it writes under that epoch. A supervisor that lost its lease registers again, under a new
 epoch.
 
-**Fencing.** Another supervisor may take a lease away if its heartbeat is older than `SILENCE_MAX_S`, or if its
-process is known to be gone. It sets ``fenced_at``, and the epoch is over for good. A process that was only suspended
-may wake up later, in the middle of anything, and must not write one row more. A check before the transaction would
-not ensure that, because the fencing can come between the check and the commit. So the check is a lock, held until the
-commit::
+**Fencing.** Another supervisor may take a lease away if it has seen the same heartbeat for too long
+(`headgate.supervisor.triggers.leases.Silences`), or if its process is known to be gone. It sets ``fenced_at``, and the
+epoch is over for good. A process that was only suspended may wake up later, in the middle of anything, and must not
+write one row more. A check before the transaction would not ensure that, because the fencing can come between the check
+and the commit. So the check is a lock, held until the commit::
 
     writing:  SELECT ... FROM triggerer WHERE id = 7 AND alive FOR SHARE    (`lock_lease`, first statement)
               ... INSERT, UPDATE ...
               COMMIT                                                        releases it
 
-    fencing:  SELECT ... WHERE silent FOR NO KEY UPDATE SKIP LOCKED         passes over 7 while it writes
-              UPDATE triggerer SET fenced_at = ...                          from its commit on, `lock_lease` finds
+    fencing:  SELECT latest_heartbeat ... FOR NO KEY UPDATE SKIP LOCKED     passes over 7 while it writes
+              UPDATE triggerer SET fenced_at = ...  if it is the one seen   from its commit on, `lock_lease` finds
               COMMIT                                                        no row, and raises `LeaseLost`
 
 The two locks exclude each other, so a transaction under an epoch is either committed before the epoch is fenced, or
@@ -43,9 +43,11 @@ stream only with all others of the stream (`headgate.store.triggers.streams`). R
                        |
                        +--release, or its run returned--> free, or finished
 
-**Clocks.** Only the database's clock counts, for heartbeats, silence and every stored time, because the clocks of two
-machines differ. The supervisor's own monotonic clock decides when it *stops* relying on its lease (see
-`headgate.supervisor.triggers.leases`), which it does well before others may fence it.
+**Clocks.** Only the database's clock counts for every stored time, because the clocks of two machines differ. No clock
+that can be set decides about a lease. A supervisor *stops* relying on its own by its monotonic clock, from the moment
+before it wrote its heartbeat. Another one fences it by its own monotonic clock, from a moment after it had read that
+heartbeat, which is later, and waits for longer (see `headgate.supervisor.triggers.leases`). The age of a heartbeat by
+the database's clock is for people, and for `fence_silent`.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -90,7 +93,8 @@ from headgate.store.triggers import reopening, streams, strikes, waiting_tasks, 
 from headgate.store.triggers.claimed import ClaimedTrigger as ClaimedTrigger
 from headgate.store.triggers.claimed import OwnedTrigger, TriggerVerbs, decrypted
 
-SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is taken for gone
+SILENCE_MAX_S = 30.0  # a triggerer whose heartbeat is older is shown as silent
+NO_SILENCE: Mapping[Epoch, datetime] = MappingProxyType({})
 
 
 class TriggererRow(msgspec.Struct, frozen=True):
@@ -225,14 +229,14 @@ class LeaseVerbs(TriggerVerbs):
 
     @leased
     def fence_triggerers(
-        self, tx: LeasedTx, *, silence_max_s: float = SILENCE_MAX_S, dead: Sequence[int] = ()
+        self, tx: LeasedTx, *, silent: Mapping[Epoch, datetime] = NO_SILENCE, dead: Collection[int] = ()
     ) -> list[Epoch]:
-        """Fence those silent for more than ``silence_max_s`` seconds, and the epochs in ``dead``; return which.
+        """Fence those in ``silent`` whose latest heartbeat is still this one, and those in ``dead``; return which.
 
         ``dead`` are those whose process is known to be gone. Never fences the epoch itself, and passes over a
         triggerer that is in the middle of a transaction: ask again. A fenced epoch never writes again.
         """
-        fenced = fence(tx, silence_max_s=silence_max_s, dead=dead)
+        fenced = fence(tx, silent=silent, dead=dead)
         if fenced:
             tx.notify()
         return fenced
@@ -335,18 +339,22 @@ def triggerer_row(fields: Mapping[str, Any], now: datetime) -> TriggererRow:
     return TriggererRow(**told)
 
 
-def fence(tx: LeasedTx, *, silence_max_s: float, dead: Sequence[int]) -> list[Epoch]:
-    """Fence those silent for longer than ``silence_max_s`` by the database's clock, and those named in ``dead``."""
-    silent = triggerer.c.latest_heartbeat < tx.now - timedelta(seconds=silence_max_s)
-    candidates = (
-        select(triggerer.c.id)
-        .where(triggerer.c.id != tx.epoch, is_alive(), or_(silent, triggerer.c.id.in_(dead)))
-        .order_by(triggerer.c.id)
-        .with_for_update(skip_locked=True, key_share=True)
-    )
-    fenced = list(tx.connection.execute(candidates).scalars())
-    for ids in chunks(fenced):
-        tx.connection.execute(update(triggerer).where(triggerer.c.id.in_(ids)).values(fenced_at=tx.now))
+def fence(tx: LeasedTx, *, silent: Mapping[Epoch, datetime], dead: Collection[int]) -> list[Epoch]:
+    """Fence those in ``silent`` whose latest heartbeat is still this one, and those in ``dead``."""
+    fenced: list[Epoch] = []
+    for ids in chunks(sorted({*silent, *dead} - {tx.epoch})):
+        candidates = (
+            select(triggerer.c.id, triggerer.c.latest_heartbeat)
+            .where(triggerer.c.id.in_(ids), is_alive())
+            .order_by(triggerer.c.id)
+            .with_for_update(skip_locked=True, key_share=True)
+        )
+        found = [
+            id_ for id_, heartbeat in tx.connection.execute(candidates) if id_ in dead or silent.get(id_) == heartbeat
+        ]
+        if found:
+            tx.connection.execute(update(triggerer).where(triggerer.c.id.in_(found)).values(fenced_at=tx.now))
+        fenced += found
     return fenced
 
 

@@ -49,7 +49,6 @@ from headgate.store.triggers.strikes import KILLS_MAX
 from headgate.supervisor.queries import QueryRefused
 
 TRIGGER_ID_MAX = 2**63 - 1  # of the column
-FENCED_FOR_GOOD_S = 1e9  # longer than the silence of any triggerer of a replay
 NO_LIMIT = 2**62  # of deliveries: no failure in a log reaches it
 CLAIM_LIMIT = 1000  # triggers claimed in one transaction
 
@@ -277,7 +276,7 @@ class ReplayStore(Store):
         """Take the lease of ``epoch`` away, as another supervisor would."""
         self.acts["fenced"] += 1
         neighbour = self._register_neighbour()
-        self.fence_triggerers(neighbour, silence_max_s=FENCED_FOR_GOOD_S, dead=[epoch])
+        self.fence_triggerers(neighbour, dead=[epoch])
         self.release_triggerer(neighbour)
 
     def take_stream(self, described: DescribedTrigger) -> None:

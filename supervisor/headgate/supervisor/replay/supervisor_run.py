@@ -45,7 +45,7 @@ from headgate.supervisor.replay.compare import (
     replayed_run_id,
     translated,
 )
-from headgate.supervisor.replay.database import FENCED_FOR_GOOD_S, TRIGGER_ID_MAX, ReplayStore
+from headgate.supervisor.replay.database import TRIGGER_ID_MAX, ReplayStore
 from headgate.supervisor.replay.log import Frame
 from headgate.supervisor.replay.look_ahead import EventName, LogIndex, Pieces, RunnerName
 from headgate.supervisor.replay.rows import Rows
@@ -58,7 +58,8 @@ POLL_INTERVAL_S = 1.0
 RESPAWN_WAIT_S = 0.1
 POLL_JUMP_S = 2.0  # the next poll, and the next respawn
 RETRY_WAIT_S = 1e5  # those that failed are due when the log shows it
-FENCED_JUMP_S = 2 * FENCED_FOR_GOOD_S  # the next heartbeat, which finds the lease gone
+NEVER_S = 1e9  # no heartbeat is due within a replay, and nobody silent
+FENCED_JUMP_S = 2 * NEVER_S  # the next heartbeat, which finds the lease gone
 
 DRAIN_S = 30.0  # if the log shows none, nothing depends on it
 
@@ -401,13 +402,12 @@ class SupervisorRun:
 
 def _core(store: ReplayStore, settings: RunnerSettings | None, drain_s: float | None) -> SupervisorCore:
     settings = settings or RunnerSettings()
-    never_s = FENCED_FOR_GOOD_S
     return SupervisorCore(
         store,
         Identity(hostname="replay", pid=0, machine="replay", process_started=0.0),
         CoreSettings(
             runner=settings,
-            lease=LeaseTimes(heartbeat_s=never_s, silence_max_s=never_s, poll_interval_s=POLL_INTERVAL_S),
+            lease=LeaseTimes(heartbeat_s=NEVER_S, silence_max_s=NEVER_S, poll_interval_s=POLL_INTERVAL_S),
             capacity=TRIGGER_ID_MAX,
             runner_silence_max_s=4 * FENCED_JUMP_S,
             respawn_wait_s=RESPAWN_WAIT_S,

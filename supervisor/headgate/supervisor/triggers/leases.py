@@ -1,8 +1,8 @@
 """The right to run triggers: an epoch in the database, kept by heartbeats, checked by every write (I10).
 
-A supervisor registers and gets an epoch. It owns its triggers as long as its heartbeats arrive. When they stop for too
-long, or when its process is known to have ended on this machine, another supervisor *fences* the epoch: from then on no
-transaction of it can commit, and its triggers may be claimed.
+A supervisor registers and gets an epoch. It owns its triggers as long as its heartbeats arrive. When another one has
+seen none for too long (`Silences`), or knows that its process has ended on this machine, it *fences* the epoch: from
+then on no transaction of it can commit, and its triggers may be claimed.
 
 `Leases.step` runs at most one of its duties at a time, each a single short transaction, the most urgent first: the
 heartbeat, then fencing of dead neighbours, then a poll for triggers to claim or cancel. The poll is made when other
@@ -13,7 +13,8 @@ otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 
 import msgspec
 import structlog
@@ -32,7 +33,6 @@ log = structlog.get_logger(__name__)
 # For so many seconds a supervisor takes no more than its share of the triggers that all could claim. After that it
 # takes the rest, because the others are full or slow.
 FAIR_WAIT_S = 1.0
-FORGIVEN_S_MAX = 365 * 86_400.0  # of a silence in which the database was away from us for we do not know how long
 # The part of the time until others may fence an epoch during which its runner may begin to advance brokers. The rest is
 # for an advance that has begun, which takes as long as its broker does.
 ADVANCE_SHARE = 0.8
@@ -91,6 +91,36 @@ class LeaseStep(msgspec.Struct, frozen=True):
 NOTHING_FOUND = LeaseStep([], [])
 
 
+class Silences:
+    """For how long others have been silent, as it was seen from here.
+
+    One is silent for as long as each look has found the same heartbeat. How old that is by the database's clock means
+    nothing: after an outage of the database all are old, for one that was started meanwhile as well, and a clock can
+    be set. So who was not watched is not judged. Between two looks that are far apart the database was away, or this
+    process stood still, and maybe the others: all get the whole time again.
+    """
+
+    def __init__(self, times: LeaseTimes) -> None:
+        self._silence_max_s = times.silence_max_s
+        self._apart_max_s = times.heartbeat_s + times.silence_max_s / 2
+        self._looked_at = -math.inf
+        self._seen: dict[Epoch, tuple[datetime, float]] = {}  # with the time since when it has been the same
+        self._new: dict[Epoch, datetime] = {}  # heartbeats that the last look has found
+
+    def answered(self, now: float) -> None:
+        """Note that the last look was over by now. A heartbeat that it found may have been written while it ran."""
+        self._seen.update({epoch: (heartbeat, now) for epoch, heartbeat in self._new.items()})
+        self._new = {}
+
+    def look(self, found: Mapping[Epoch, datetime], now: float) -> dict[Epoch, datetime]:
+        """Compare the latest heartbeats of all others; return those of who has been silent for too long."""
+        before = self._seen if now - self._looked_at <= self._apart_max_s else {}
+        self._looked_at = now
+        self._seen = {epoch: seen for epoch, seen in before.items() if found.get(epoch) == seen[0]}
+        self._new = {epoch: heartbeat for epoch, heartbeat in found.items() if epoch not in self._seen}
+        return {epoch: beat for epoch, (beat, since) in self._seen.items() if now - since >= self._silence_max_s}
+
+
 class Leases:
     """One supervisor's epoch: its heartbeats, the fencing of others, and claims of triggers."""
 
@@ -130,9 +160,7 @@ class Leases:
         # Changed triggers that are to be read. They are kept until that has succeeded: if it is unknown whether its
         # commit arrived, no poll may find them again.
         self._changed: set[int] = set()
-        self._away_since: float | None = None  # since when the database could not be used; None: it can
-        # So much more silence of others is forgiven, until then: the database was away from us, and so maybe from them.
-        self._forgiven_s, self._forgiven_until = 0.0, -math.inf
+        self._silences = Silences(times)
         self._neighbours = 0  # other supervisors that serve one of our queues
         self._claimable_since: float | None = None  # since when there have been triggers to claim
 
@@ -210,6 +238,7 @@ class Leases:
         ``published``: what the supervisor says of itself goes with its heartbeats.
         Raises `LeaseLost` if another supervisor has fenced this epoch.
         """
+        self._silences.answered(now)
         if now < min(self._heartbeat_at, self._fence_at, self._poll_at, self._release_at):
             return NOTHING_FOUND
         try:
@@ -232,10 +261,8 @@ class Leases:
             log.warning("could not sign off; others take over when the lease runs out", error=str(exc))
 
     def _failed(self, error: Exception, now: float) -> None:
-        if self._away_since is None:
-            # Who has not registered yet knows nothing of the time before, so it forgives nearly any silence at first.
-            self._away_since = now - FORGIVEN_S_MAX if self._epoch is None else min(now, self._renewed_at)
-        retry_at = self._retry.failed(error, now)
+        # The heartbeat is due again no later than without a failure: when the database is back, others wait for it.
+        retry_at = min(self._retry.failed(error, now), now + self._times.heartbeat_s)
         if self._release_at < math.inf:
             self._release_at = retry_at
         self._heartbeat_at = self._fence_at = self._poll_at = self._listen_at = retry_at
@@ -277,31 +304,20 @@ class Leases:
         log.info("registered", epoch=self._epoch, capacity=self.capacity, queues=self._queues)
 
     def _renewed(self, now: float) -> None:
-        """Note that the lease is renewed, and so that the database can be used."""
-        times = self._times
-        if self._away_since is not None:
-            # Whoever is back first must not fence the others for it: they are back a moment later.
-            before_s = self._forgiven_s if now < self._forgiven_until else 0.0  # it may fail again as it comes back
-            self._forgiven_s, self._forgiven_until = max(before_s, now - self._away_since), now + times.silence_max_s
-            self._away_since = None
         self._renewed_at = now
-        self._heartbeat_at = now + times.heartbeat_s
+        self._heartbeat_at = now + self._times.heartbeat_s
 
     def _fence_neighbours(self, epoch: Epoch, now: float) -> bool:
         """Fence neighbours that are silent, and those whose process is known to have ended on this machine."""
-        silence_max_s = self._times.silence_max_s + (self._forgiven_s if now < self._forgiven_until else 0.0)
-        fenced: list[Epoch] = []
         others = [row for row in self._store.live_triggerers() if row.id != epoch]
         gone = [row.id for row in others if self._is_gone(row)]
-        self._neighbours = sum(
-            row.id not in gone and row.heartbeat_age_s <= silence_max_s and not set(self._queues).isdisjoint(row.queues)
-            for row in others
-        )
-        if gone or any(row.heartbeat_age_s > silence_max_s for row in others):
-            fenced = self._store.fence_triggerers(epoch, silence_max_s=silence_max_s, dead=gone)
-            if fenced:
-                self._poll_at = 0.0  # their triggers can be claimed now
-                log.warning("took over from supervisors that are gone", epochs=fenced)
+        silent = self._silences.look({row.id: row.latest_heartbeat for row in others}, now)
+        dead = {*gone, *silent}
+        self._neighbours = sum(row.id not in dead and not set(self._queues).isdisjoint(row.queues) for row in others)
+        fenced = self._store.fence_triggerers(epoch, silent=silent, dead=gone) if dead else []
+        if fenced:
+            self._poll_at = 0.0  # their triggers can be claimed now
+            log.warning("took over from supervisors that are gone", epochs=fenced)
         return bool(fenced)
 
     def _share(self, now: float, room: int) -> tuple[int, bool]:
