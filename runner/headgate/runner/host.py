@@ -56,6 +56,7 @@ from headgate.runner.outbox import Outbox
 from headgate.runner.pauses import EVENTS_A_STEP, Pauses
 from headgate.runner.trigger_run import (
     Ending,
+    EventNotStorable,
     FiredAfterLast,
     ReturnedBeforeFirstEvent,
     Stage,
@@ -354,7 +355,7 @@ class Host:
     def _fire(self, run: TriggerRun, event: object) -> tuple[EventKind, bool]:
         """Bind the event to the message it derives from, and append it to the outbox, with no await in between.
 
-        Return its kind, and whether it is the last of its run.
+        Return its kind, and whether it is the last of its run. Raises `EventNotStorable`.
         """
         event, kind = check_event(run, event)
         is_last = kind != "event" or event.is_last
@@ -376,6 +377,8 @@ class Host:
         if not problem and not is_storable_key(key):
             problem = f"the key of an event of {spec.name} is not storable text of at most {KEY_CHARS_MAX} characters"
         index, run.events = run.events, run.events + 1
+        if problem and spec.credit is not None and binding.seq is None:
+            raise EventNotStorable(problem)
         if problem:
             letter = RefusedEvent(
                 trigger_id=spec.trigger_id,

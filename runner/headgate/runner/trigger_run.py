@@ -31,6 +31,13 @@ class FiredAfterLast(Exception):
     """A trigger fired an event after the one that it said was its last; the event is not stored."""
 
 
+class EventNotStorable(ValueError):
+    """A trigger of a task's stream fired an event that cannot be stored; nothing behind it may be in the stream (I20).
+
+    There is no dead letter of it: the trigger fires it again in the next try, and from a letter it would come twice.
+    """
+
+
 class NotATriggerEvent(TypeError):
     """A trigger yielded or returned something other than trigger events."""
 

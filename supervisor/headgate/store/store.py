@@ -151,9 +151,11 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
     def dead_letter_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> None:
         """Record an event as a dead letter, with its whole payload. Repeating it changes nothing.
 
-        A task that waited for the event is resumed to fail with the reason.
+        A task that waited for the event is resumed to fail with the reason. There is no letter of an event of a task's
+        stream that belongs to no message of a broker: its trigger fires it again in the next try.
         """
-        dead_letters.dead_letter(tx, event, reason)
+        if event.seq or event.trigger_id not in self.task_streams:
+            dead_letters.dead_letter(tx, event, reason)
         deferral.take_refused(tx, {event.trigger_id: reason}, self.waited_for)
         task_streams.take(tx, self.task_streams, refused={event.trigger_id: reason})
 

@@ -10,7 +10,7 @@ import trio
 from tests.runner.authors import expected, publish
 from tests.runner.host import stream_rig
 from tests.runner.host.host_rig import REASONS, SETTINGS, Authored, Rig, beside_a_neighbour, hosting
-from tests.runner.host.test_host_one_event import FIRED_MAX, Counting
+from tests.runner.host.test_host_one_event import Counting
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.protocol.messages.runner import CancelReason, Credit, TriggerSpec
@@ -18,6 +18,8 @@ from headgate.protocol.values import encode_value
 from headgate.runner.pauses import EVENTS_A_STEP
 from headgate.streams.contract import AdvanceOutcome
 from headgate.triggers.base import TriggerEvent
+
+BYTES_MAX = SETTINGS.event_bytes_max
 
 
 async def extend(rig: Rig, events: int, *, run: str = "run-1", trigger_id: int = 1) -> int:
@@ -74,16 +76,32 @@ async def test_credit_is_that_of_one_run_and_is_never_taken_back(autojump_clock:
         assert await extend(rig, 6) == 6
 
 
-async def test_an_event_that_is_refused_uses_credit_too(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (TriggerEvent(object()), "an event of name-1 cannot be stored: "),
+        (TriggerEvent("x" * BYTES_MAX), f"an event of name-1 has {BYTES_MAX + 2:,} bytes; the limit is {BYTES_MAX:,}"),
+        (TriggerEvent(1, key="k" * 2000), "the key of an event of name-1 is not storable"),
+    ],
+)
+async def test_an_event_that_cannot_be_stored_fails_its_run_and_nothing_behind_it_is_fired(
+    autojump_clock: MockClock, event: TriggerEvent, reason: str
+) -> None:
+    """In the next try the trigger goes on after the event before; a dead letter would be that event a second time."""
+
     class Trigger(Authored):
         async def run(self) -> AsyncIterator[TriggerEvent]:
-            for _ in range(FIRED_MAX):
-                yield TriggerEvent(object())
+            yield TriggerEvent(0)
+            yield event
+            yield TriggerEvent(2)
 
     async with beside_a_neighbour() as rig:
-        await rig.start_for_a_stream(Trigger, 3)
-        await wait_all_tasks_blocked()
-        assert [letter.sequence_index for letter in rig.refused()] == [0, 1, 2]
+        await rig.start_for_a_stream(Trigger, 10)
+        end = await rig.end_of()
+        assert end.outcome == "failed"
+        assert end.error.startswith(f"EventNotStorable: {reason}")
+        assert rig.refused() == []
+        assert [fired.payload for fired in rig.events()] == [b"0"]
 
 
 async def test_a_stream_may_be_empty(autojump_clock: MockClock) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+import pytest
 from tests.store.harness import Clock, OpenStore, Query
 from tests.store.tasks.streams_harness import Streams, payloads, stream_wait
 from tests.supervisor.tasks_harness import event_of
@@ -73,14 +77,55 @@ def test_a_redriven_event_goes_to_the_end_of_its_stream(store: Store, query: Que
     tasks.take()
     tasks.end(str(tasks.row()["token"]), WorkerLost("killed"))
     tasks.let_go()
+    store.letters.redrive(letter["id"], by="me")
     tasks.retry()
     tasks.stream_it()
-    assert tasks.state() is S.DEFERRED
-    store.letters.redrive(letter["id"], by="me")
     assert tasks.state() is S.SCHEDULED
     _, part = tasks.take()
     assert (payloads(part), part.handled) == (["lost"], 1)
     assert tasks.is_open(), "its trigger runs on"
+
+
+@pytest.mark.parametrize("elements", [None, "event"])
+def test_a_stream_does_not_go_on_before_the_letter_of_a_message_is_resolved(
+    store: Store, query: Query, elements: Literal["event"] | None
+) -> None:
+    """The broker does not deliver the message again, so the task would end without it."""
+    tasks = Streams(store, query, retries=5)
+    wait = stream_wait(StreamOptions(elements=elements))
+    tasks.stream_it(wait)
+    store.dead_letter_event(tasks.epoch, tasks.events("lost")[0], "the database cannot take it")
+    (letter,) = query("SELECT id FROM dead_letter")
+
+    def next_try() -> TaskState | None:
+        tasks.end(tasks.take()[0].token, WorkerLost("killed"))
+        tasks.let_go()
+        tasks.retry()
+        return tasks.stream_it(wait)
+
+    assert next_try() is S.SCHEDULED
+    assert not tasks.is_open()
+    told = f"an event of its stream could not be stored, and is dead letter {letter['id']}: "
+    assert str(tasks.row()["last_error"]).startswith(told)
+    store.letters.discard(letter["id"], by="me")
+    assert next_try() is S.DEFERRED
+    assert tasks.is_open()
+
+
+def test_a_refused_event_of_no_message_has_no_letter_because_its_trigger_fires_it_again(
+    store: Store, query: Query
+) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    lost = msgspec.structs.replace(tasks.events("lost")[0], seq=0)
+    store.dead_letter_event(tasks.epoch, lost, "the database cannot take it")
+    assert query("SELECT id FROM dead_letter") == []
+    assert tasks.row()["last_error"] == "the database cannot take it"
+    tasks.end(tasks.take()[0].token, WorkerLost("killed"))
+    tasks.let_go()
+    tasks.retry()
+    assert tasks.stream_it() is S.DEFERRED
+    assert tasks.is_open()
 
 
 def test_a_redrive_says_that_the_task_has_ended_and_a_clear_has_it_handle_the_event(store: Store, query: Query) -> None:

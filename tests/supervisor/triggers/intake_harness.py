@@ -30,6 +30,7 @@ class ScriptedStore(Store):
     """Stores in memory; refuses events with a bad payload; fails with what `failures` says, one call each."""
 
     def __init__(self) -> None:
+        self.task_streams: set[int] = set()
         self.transactions: list[list[int]] = []
         self.dead_lettered: list[int] = []
         self.finished: list[FinishedTrigger] = []

@@ -363,3 +363,21 @@ def test_a_long_round_is_cut_by_what_the_database_took_for_its_first_slices(stor
     intake.add_frame(1, StateChanges(1, tuple(event(index) for index in range(800))))
     assert run_dry(intake) == [StateSync(1, persisted=tuple(range(100, 900)))]
     assert [len(transaction) for transaction in store.transactions] == [500, 250, 50]
+
+
+def test_nothing_behind_a_refused_event_is_stored_in_the_stream_of_a_task() -> None:
+    """Its trigger fires all of it again in the next try; messages that wait for an answer are stored as ever (I20)."""
+    store = ScriptedStore()
+    store.task_streams = {1}
+    intake = intake_of(store)
+    own = [FiredEvent(1, "run", index, seq=0, payload=b"bad" if index == 1 else b"1") for index in range(4)]
+    others = [FiredEvent(2, "other", 0, 0, b"bad"), FiredEvent(2, "other", 10, 0, b"1")]
+    later = FiredEvent(1, "run", 4, seq=0, payload=b"1")
+    of_message, next_run = FiredEvent(1, "run", 5, seq=105, payload=b"1"), FiredEvent(1, "next", 20, 0, b"1")
+    intake.add_frame(1, StateChanges(1, events=(*own, *others)))
+    intake.add_frame(1, StateChanges(2, events=(later, of_message, next_run)))
+    intake.add_frame(1, StateChanges(3, finished=(FinishedTrigger(1, "run", "cancelled", 6, reason="user"),)))
+    answers = run_dry(intake)
+    assert sorted(store.stored) == [0, 5, 10, 20]
+    assert [run.outcome for run in store.finished] == ["cancelled"]
+    assert [answer.persisted for answer in answers] == [(), (105,), ()]

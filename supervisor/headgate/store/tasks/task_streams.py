@@ -28,13 +28,20 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import Integer, bindparam, delete, func, insert, literal_column, null, select, update
+from sqlalchemy import Integer, bindparam, delete, exists, func, insert, literal_column, null, or_, select, update
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.runner import ERROR_CHARS_MAX, KEY_CHARS_MAX, FinishedTrigger, FiredEvent
+from headgate.protocol.messages.runner import (
+    ERROR_CHARS_MAX,
+    KEY_CHARS_MAX,
+    PASSED_OVER_POSITION,
+    FinishedTrigger,
+    FiredEvent,
+)
 from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.scheduling.task_streams import decide
+from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import Kind, find
 from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
@@ -48,7 +55,7 @@ from headgate.store.streams.rows import Stream as Stream
 from headgate.store.streams.rows import locked as locked
 from headgate.store.streams.rows import read_by_trigger as read_by_trigger
 from headgate.store.streams.rows import read_of as read_of
-from headgate.store.tables import task_instance, task_stream, trigger, trigger_event
+from headgate.store.tables import dead_letter, task_instance, task_stream, trigger, trigger_event
 from headgate.store.tasks import resuming, task_rows
 from headgate.store.tasks.task_rows import LockedTask
 from headgate.store.triggers import reopening
@@ -75,7 +82,9 @@ def begin(
 ) -> TriggerId:
     """Have a locked task begin its stream, or go on with it in a new try; return its trigger.
 
-    The trigger of one that goes on is changed, and opened again as soon as no supervisor has it any more.
+    The trigger of one that goes on is changed, and opened again as soon as no supervisor has it any more. One of whose
+    messages an event was refused in an earlier try does not go on before the letter is resolved: the broker does not
+    deliver the message again, and the task would end without it.
     """
     chosen = {
         "contract": options.contract,
@@ -96,11 +105,36 @@ def begin(
     again = {"classpath": classpath, "kwargs": tx.encrypt(kwargs)}
     where = {"queue": task.queue, "priority": task.priority_weight}
     tx.connection.execute(update(trigger).where(trigger.c.id == stream.trigger_id).values(**again, **where))
-    fresh = dict.fromkeys(("ended_as", "ended_error", "ended_traceback", "due_at"))
+    fresh: dict[str, Any] = dict.fromkeys(("ended_as", "ended_error", "ended_traceback", "due_at"))
+    letter = _UNRESOLVED.run(tx.connection, of_trigger=stream.trigger_id).fetchone()
+    if letter is not None:
+        fresh |= {"ended_as": "failed", "ended_error": UNRESOLVED.format(letter=letter[0])}
     of_task = update(task_stream).where(_S.task_instance_id == task.id)
-    tx.connection.execute(of_task.values(**chosen, **fresh, reopens=True))
+    tx.connection.execute(of_task.values(**chosen, **fresh, reopens=letter is None))
     reopening.reopen(tx, [stream.trigger_id])
     return stream.trigger_id
+
+
+UNRESOLVED = (
+    "an event of its stream could not be stored, and is dead letter {letter}: before the task goes on, redrive it, "
+    "which puts it at the end of the stream, or discard it"
+)
+_named = exists(ONE).where(
+    _E.trigger_run_id == dead_letter.c.trigger_run_id, _E.sequence_index == dead_letter.c.sequence_index
+)
+# Not letters of events that are stored, and with which the task has failed (`poison="skip"`), nor of messages that the
+# trigger has rejected itself.
+_UNRESOLVED = Prepared(
+    select(dead_letter.c.id)
+    .where(
+        dead_letter.c.trigger_id == bindparam("of_trigger"),
+        or_(*(dead_letter.c.state == literal_column(f"'{state}'") for state in ("open", "redriving"))),
+        dead_letter.c.position != PASSED_OVER_POSITION,
+        ~_named,
+    )
+    .order_by(dead_letter.c.id)
+    .limit(1)
+)
 
 
 # --- what it does next ---------------------------------------------------------------------------

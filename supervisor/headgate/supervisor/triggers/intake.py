@@ -157,6 +157,8 @@ class Intake:
         # frame is never answered, and none of its seqs may get into another answer (I6).
         self._tallies: dict[tuple[int, int], Tally] = {}
         self._told_replaced: set[str] = set()  # watchers
+        # Runs for streams of tasks of which the database has refused an event: nothing behind it is stored (I20).
+        self._cut_runs: set[tuple[int, str]] = set()
 
     def add_unreadable(self, triggers: Sequence[ClaimedTrigger]) -> None:
         """Record the failures of triggers whose kwargs cannot be read; all others run (I9)."""
@@ -222,6 +224,7 @@ class Intake:
         self._waiting.clear()
         self._refused_alone = None
         self._tallies.clear()
+        self._cut_runs.clear()
         return rounds
 
     def wake_at(self) -> float | None:
@@ -238,7 +241,7 @@ class Intake:
         """
         if not self._waiting or not self._retry.ready(now):
             return None
-        slice_ = self._take_slice()
+        slice_ = self._without_cut(self._take_slice())
         tally = self._tally_of(slice_)
         finished = tuple(map(end_of, slice_.finished))
         result = NOTHING_STORED
@@ -314,6 +317,16 @@ class Intake:
             self._cut_first(self._slice_size.items)
         return self._waiting[0]
 
+    def _without_cut(self, slice_: Slice) -> Slice:
+        """Leave out the events behind one that was refused, if they belong to no message that waits for an answer."""
+        if not self._cut_runs:
+            return slice_
+        kept = [event for event in slice_.events if event.seq or _run_of(event) not in self._cut_runs]
+        self._cut_runs.difference_update(map(_run_of, slice_.finished))
+        if len(kept) < len(slice_.events):
+            self._waiting[0] = msgspec.structs.replace(slice_, events=tuple(kept))
+        return self._waiting[0]
+
     def _cut_first(self, items: int) -> None:
         first, rest = self._waiting.popleft().cut(items)
         self._waiting.extendleft((rest, first))
@@ -363,8 +376,11 @@ class Intake:
             self._retry.failed(exc, now)
             return False
         self._figures.add(catalogue.EVENTS_REFUSED, "database")
+        is_kept = event.seq != 0 or event.trigger_id not in self._store.task_streams
+        if not is_kept:
+            self._cut_runs.add(_run_of(event))
         log.error(
-            "an event cannot be stored and is kept as a dead letter",
+            "an event cannot be stored" + (" and is kept as a dead letter" if is_kept else ""),
             trigger_id=event.trigger_id,
             trigger_run_id=event.trigger_run_id,
             sequence_index=event.sequence_index,
@@ -373,6 +389,10 @@ class Intake:
         # The dead letter holds the whole event, so for the broker it is handled like a stored one.
         tally.refused.append(Refusal(event.seq, event.trigger_id, str(error), payload_kept=True))
         return True
+
+
+def _run_of(item: FiredEvent | FinishedTrigger) -> tuple[int, str]:
+    return item.trigger_id, item.trigger_run_id
 
 
 def _shown(slice_: Slice) -> str:
