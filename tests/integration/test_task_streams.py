@@ -24,6 +24,9 @@ with DAG("hundred", max_active_runs=20):
 
 with DAG("slow"):
     Sums(task_id="a", upto=40, stops=[3], ahead=8)
+
+with DAG("unsound"):
+    Sums(task_id="a", upto=9, unsound=5, retries=1, retry_delay=timedelta(0))
 """
 
 
@@ -145,6 +148,15 @@ def test_a_trigger_goes_no_further_ahead_of_its_task_than_it_may_also_in_a_new_r
     assert stored() == 40
     waiting = [int(line.split()[-1]) for line in run.journal() if line.startswith("waiting")]
     assert max(waiting) == 8
+
+
+def test_an_event_that_cannot_be_stored_is_met_again_by_the_next_try_and_not_passed_over(streaming: Station) -> None:
+    run = streaming.run("unsound")
+    assert run.wait_end() == {"a": "success"}
+    assert run.xcom("a") == list(range(1, 10))
+    begun = [line.rpartition(" in ")[0] for line in run.journal() if line.startswith("numbers from")]
+    assert begun == ["numbers from 1", "numbers from 5"]
+    assert run.station.query("SELECT id FROM dead_letter") == []
 
 
 def test_the_frames_of_a_stream_that_is_cut_short_and_goes_on_can_be_replayed(

@@ -15,13 +15,16 @@ from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 
 class Numbers(BaseTrigger):
-    """Fires the numbers up to ``upto``, after its newest event; before each of ``stops`` it waits for a file."""
+    """Fires the numbers up to ``upto``, after its newest event; before each of ``stops`` it waits for a file.
 
-    def __init__(self, folder: str, upto: int, stops: list[int]) -> None:
-        self.folder, self.upto, self.stops = folder, upto, stops
+    In place of the number ``unsound`` it first fires something that cannot be stored.
+    """
+
+    def __init__(self, folder: str, upto: int, stops: list[int], unsound: int = 0) -> None:
+        self.folder, self.upto, self.stops, self.unsound = folder, upto, stops, unsound
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "users_streams.Numbers", {"folder": self.folder, "upto": self.upto, "stops": self.stops}
+        return "users_streams.Numbers", dict(vars(self))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         last = await self.last_event()
@@ -32,6 +35,9 @@ class Numbers(BaseTrigger):
                 path = trio.Path(self.folder, f"trigger.{number}")
                 while not await path.exists():  # noqa: ASYNC110 - another process makes it
                     await trio.sleep(LOOK_S)
+            if number == self.unsound and not await trio.Path(self.folder, "unsound").exists():
+                await trio.Path(self.folder, "unsound").touch()
+                yield TriggerEvent(object())
             yield TriggerEvent(number)
 
     async def on_kill(self) -> None:
@@ -48,17 +54,18 @@ class Sums(BaseOperator):
         trigger_stops: Sequence[int] = (),
         stops: Sequence[int] = (),
         ahead: int | None = None,
+        unsound: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.upto, self.trigger_stops, self.stops = upto, list(trigger_stops), list(stops)
-        self.ahead = ahead
+        self.ahead, self.unsound = ahead, unsound
 
     def execute(self, context: Context) -> None:
         folder = context["params"]["folder"]
         stream = context["stream"]
         note(folder, "execute", context["ti"].try_number, "handled", 0 if stream is None else stream.handled)
-        numbers = Numbers(folder, self.upto, self.trigger_stops)
+        numbers = Numbers(folder, self.upto, self.trigger_stops, self.unsound)
         if self.ahead is None:
             self.defer(trigger=numbers, stream=True, kwargs={"seen": []})
         self.defer(trigger=numbers, stream=Each(), ahead=self.ahead, kwargs={"seen": []})
