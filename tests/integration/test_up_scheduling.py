@@ -49,6 +49,12 @@ with DAG("in_trigger"):
         trigger_cls="users_tasks.Gate", trigger_kwargs={"folder": FOLDER, "task": "a", "file": "fire"},
         next_method="resumed", next_kwargs={"seen": ["nothing before"]}))
 
+with DAG("of_a_set"):
+    @task
+    def pay(shop):
+        return shop
+    pay.expand(shop=list({f"shop {number}" for number in range(20)}))
+
 with DAG("rules"):
     @task.branch
     def choose():
@@ -150,6 +156,15 @@ def seconds_between(earlier: dict[str, Any], later: dict[str, Any]) -> float:
 
 
 # --- tries ---------------------------------------------------------------------------------------
+
+
+def test_values_of_a_set_have_another_order_in_each_process_and_pay_nobody_twice(scheduled: Station) -> None:
+    run = scheduled.run("of_a_set")
+    assert run.wait_end()["pay"] == "failed"
+    of_run = "SELECT last_error FROM task_instance WHERE map_index >= 0 AND dag_run_id = :id"
+    rows = scheduled.query(of_run, id=run.id)
+    assert len(rows) == 20
+    assert all("in the DAG file are not those that it was expanded over" in row["last_error"] for row in rows)
 
 
 def test_a_task_that_fails_is_tried_again_after_a_delay_that_doubles(scheduled: Station) -> None:

@@ -41,8 +41,9 @@ class TaskInstance:
 
     ``try_number`` counts from 1 and stays the same over deferrals. ``map_index`` is that of the instance of a mapped
     task, from 0, and ``map_name`` its name, None if it has none; of any other task they are -1 and None.
-    ``map_length`` is the number of its instances, None as long as there may be more, and ``own`` the value at its
-    index, if that is known. ``read_xcom`` reads the XComs of other tasks, and ``read_xcoms`` those of ``mapped`` ones.
+    ``map_length`` is the number of its instances, None as long as there may be more, ``given_digest`` that of the
+    values that stood in the file when these were counted, and ``own`` the value at its index, each if it is known.
+    ``read_xcom`` reads the XComs of other tasks, and ``read_xcoms`` those of ``mapped`` ones.
     ``beside`` are the tasks of the same mapped group, which have an instance at the same index, and ``tasks`` those of
     the DAG, if it is known.
     """
@@ -56,6 +57,7 @@ class TaskInstance:
         try_number: int = 1,
         map_index: int = -1,
         map_length: int | None = None,
+        given_digest: str = "",
         own: OwnValue | None = None,
         read_xcom: XComReader | None = None,
         read_xcoms: XComPageReader | None = None,
@@ -69,6 +71,7 @@ class TaskInstance:
         self.try_number = try_number
         self.map_index = map_index
         self.map_length = map_length
+        self.given_digest = given_digest
         self.map_name: str | None = None
         self._own = own
         self._read_xcom = read_xcom
@@ -249,6 +252,7 @@ def make_context(
     params: Mapping[str, Any] | None = None,
     map_index: int = -1,
     map_length: int | None = None,
+    given_digest: str = "",
     own: OwnValue | None = None,
     read_xcom: XComReader | None = None,
     read_xcoms: XComPageReader | None = None,
@@ -267,6 +271,7 @@ def make_context(
         try_number=try_number,
         map_index=map_index,
         map_length=map_length,
+        given_digest=given_digest,
         own=own,
         read_xcom=read_xcom,
         read_xcoms=read_xcoms,

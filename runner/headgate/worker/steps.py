@@ -100,6 +100,7 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
         params=params,
         map_index=step.map_index,
         map_length=step.map_length,
+        given_digest=step.given_digest,
         own=step.own,
         read_xcom=_xcom_reader(ask),
         read_xcoms=_xcom_page_reader(ask),

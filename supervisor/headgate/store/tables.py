@@ -176,8 +176,7 @@ Index("ix_asset_watcher_name", asset_watcher.c.name, asset_watcher.c.trigger_id)
 _of_asset = asset_watcher.c.asset_id.is_not(None)
 Index("ix_asset_watcher_asset", asset_watcher.c.asset_id, postgresql_where=_of_asset, sqlite_where=_of_asset)
 
-# The event log. Its two unique rules are I2: the same event, reported again, and the same message,
-# delivered again, give no second row.
+# The event log. Its two unique rules are I2: an event reported again, or a message delivered again, gives no other row.
 trigger_event = Table(
     "trigger_event",
     metadata,
@@ -435,6 +434,7 @@ task_instance = Table(
     Column("ended_at", UtcDateTime),
     Column("last_error", Text),
     Column("map_length", BigInteger),  # of a mapped task itself: how many instances it is to have, once that is known
+    Column("given_digest", Text),  # of the values for it that stood in the file then (`MapSpec`)
     Column("map_made", BigInteger, nullable=False, server_default=text("0")),  # and how many of them there are
     Column("active_max", BigInteger),  # how many instances of the task may be with workers at once, in this run
     Column("is_endless", Boolean, nullable=False, server_default=false()),  # it gets a worker beside the pool

@@ -10,7 +10,7 @@ from tests.store import ends
 from tests.store.harness import QUEUES, Query
 from tests.store.scheduling.test_elements import Emitting
 from tests.store.scheduling.test_expansion import OF_SOURCE, Maps
-from tests.supervisor.tasks_harness import WAIT, clear, event_of
+from tests.supervisor.tasks_harness import WAIT, Tasks, clear, event_of
 
 from headgate.protocol.messages.dags import StartTrigger
 from headgate.protocol.messages.maps import Elements, Values
@@ -41,7 +41,7 @@ class Waits(Maps):
         super().__init__(store, query, over, start_trigger=start, **how)
 
 
-def triggers_of(maps: Maps) -> dict[int, dict[str, Any]]:
+def triggers_of(maps: Tasks) -> dict[int, dict[str, Any]]:
     """Return the arguments of the triggers that instances wait for, by index."""
     maps.store.claim_triggers(maps.epoch, limit=100, queues=QUEUES)
     rows = maps.query("SELECT map_index, trigger_id FROM task_instance WHERE state = 'deferred'")
@@ -49,7 +49,7 @@ def triggers_of(maps: Maps) -> dict[int, dict[str, Any]]:
     return {row["map_index"]: kwargs[row["trigger_id"]] for row in rows}
 
 
-def fire(maps: Maps, index: int) -> None:
+def fire(maps: Tasks, index: int) -> None:
     (row,) = maps.query("SELECT trigger_id FROM task_instance WHERE map_index = :index", index=index)
     maps.store.store_slice(maps.epoch, events=[event_of(row["trigger_id"])])
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from tests.store import ends
 from tests.store.harness import Query
 from tests.store.scheduling.test_elements import Emitting, values
 from tests.store.scheduling.test_expansion import OF_SOURCE, Maps
-from tests.supervisor.tasks_harness import Tasks
+from tests.store.scheduling.test_maps_in_triggers import fire, listed, start, triggers_of
+from tests.supervisor.tasks_harness import Tasks, clear
 
-from headgate.protocol.messages.dags import TaskSpec
-from headgate.protocol.messages.maps import MapSpec, Output, OwnValue, Source, Values, Zip
+from headgate.protocol.messages.dags import DagSpec, TaskSpec
+from headgate.protocol.messages.maps import MapSpec, Output, OwnValue, Source, Values, Zip, digest_of
 from headgate.protocol.messages.steps import Emitted, StepSucceeded
-from headgate.protocol.values import decode_value
+from headgate.protocol.values import decode_value, encode_value
 from headgate.store.store import Store
 
 
@@ -90,3 +93,63 @@ def test_a_list_that_is_not_the_one_that_was_counted_is_left_to_the_worker(store
     maps.source_leaves(["a", "b"])
     query("UPDATE xcom SET value = :value", value=b'["c"]')
     assert own(maps) == [None, None]
+
+
+# --- the values that stand in the file -----------------------------------------------------------
+
+
+def edit(maps: Maps, digest: str) -> None:
+    """Have the values of ``each`` in the file be others."""
+    source, each, total = maps.spec.tasks
+    assert each.map is not None
+    changed = msgspec.structs.replace(each, map=msgspec.structs.replace(each.map, given_digest=digest))
+    maps.store.tasks.save_file(maps.epoch, "etl.py", [DagSpec("etl", tasks=(source, changed, total))])
+
+
+def test_each_step_is_told_which_values_stood_in_the_file_when_its_task_was_expanded(
+    store: Store, query: Query
+) -> None:
+    maps = Maps(store, query, Values(4), spec={"given_digest": "old", "window": 2})
+    maps.source_leaves(None)
+    edit(maps, "new")
+    given = [task.given_digest for task in maps.dispatch()]
+    assert given == ["old", "old"]
+    for task in store.tasks.owned_running(maps.epoch):
+        assert task.given_digest == "old"
+        ends.fail(store.tasks, maps.epoch, task.id, task.token, "boom")
+    maps.plan()
+    assert [task.given_digest for task in maps.dispatch()] == ["old", "old"], "those that are made later, too"
+
+
+@pytest.mark.parametrize("what", ["each", "each[0]"])
+def test_what_a_user_clears_takes_the_values_that_stand_in_the_file_then(store: Store, query: Query, what: str) -> None:
+    maps = Maps(store, query, Values(2), spec={"given_digest": "old"})
+    maps.source_leaves(None)
+    maps.run_all(fails=(0,))
+    edit(maps, "new")
+    clear(store, maps.run, what)
+    maps.plan()
+    assert {task.given_digest for task in maps.dispatch()} == {"new"}
+
+
+def test_no_instance_begins_in_its_trigger_with_a_value_that_another_one_had(store: Store, query: Query) -> None:
+    def each(*given: str) -> TaskSpec:
+        digest = digest_of([encode_value(list(given), where="values")])
+        spec = MapSpec(Values(2), window=1, given_digest=digest)
+        return TaskSpec("each", "Op", upstream=("source",), map=spec, start_trigger=start(listed(*given)))
+
+    around = TaskSpec("source", "Op"), TaskSpec("total", "Op", upstream=("each",))
+    maps = Tasks(store, query, tasks=(around[0], each("a", "b"), around[1]))
+    maps.plan()
+    (task,) = maps.dispatch()
+    ends.succeed(store.tasks, maps.epoch, task.id, task.token)
+    maps.plan()
+    assert triggers_of(maps) == {0: {"path": "x", "user": "a"}}
+    store.tasks.save_file(maps.epoch, "etl.py", [DagSpec("etl", tasks=(around[0], each("new", "a"), around[1]))])
+    fire(maps, 0)
+    (task,) = maps.dispatch()
+    ends.succeed(store.tasks, maps.epoch, task.id, task.token)
+    maps.plan()
+    (task,) = maps.dispatch()
+    assert task.map_index == 1
+    assert task.given_digest == digest_of([b'["a","b"]']), "a worker says what has become of the values"

@@ -245,6 +245,63 @@ def test_an_instance_runs_only_over_as_many_values_as_were_counted(counted: int)
     assert isinstance(step(None), StepSucceeded)
 
 
+def digest_of_spec(operator: BaseOperator) -> str:
+    assert operator.dag is not None
+    (spec,) = (one.map for one in operator.dag.to_spec().tasks if one.task_id == operator.task_id)
+    assert spec is not None
+    return spec.given_digest
+
+
+class _Unsortable:
+    """Has no stored form, and another address in each process."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_same"),
+    [
+        ([1, 2], [1, 2], True),
+        ([1, 2], [2, 1], False),
+        ((1, 2), [1, 2], True),
+        (range(3), range(3), True),
+        (range(3), range(1, 4), False),
+        ([1, 2], [1, 3], False),
+        (["12", "3"], ["1", "23"], False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, False),
+        ([{3, 1, 2}], [{2, 3, 1}], True),
+        ([_Unsortable(), 1], [_Unsortable(), 1], True),
+        ([_Unsortable(), 1], [_Unsortable(), 2], False),
+        ([_Unsortable()], [object()], False),
+    ],
+)
+def test_an_instance_runs_only_over_the_values_in_the_file_that_its_task_was_expanded_over(
+    before: Any, after: Any, *, is_same: bool
+) -> None:
+    @task(task_id="f")
+    def g(a: Any, b: str) -> None:
+        pass
+
+    def mapped(values: Any) -> Any:
+        with DAG("d"):
+            return g.expand(a=values, b=source().map(str)).operator
+
+    told = digest_of_spec(mapped(before))
+    assert told
+    now = mapped(after)
+    context = make_context(now, run_id="r", map_index=0, given_digest=told, read_xcom=lambda *_: b"[1]")
+    outcome = run_step(now, context)
+    if is_same:
+        assert isinstance(outcome, StepSucceeded), outcome
+    else:
+        assert error_of(outcome).startswith(
+            "RuntimeError: the values for the task 'f' in the DAG file are not those that it was expanded over"
+        )
+
+
+def test_without_values_in_the_file_there_is_nothing_to_compare() -> None:
+    with DAG("d"):
+        assert digest_of_spec(f.expand(a=source()).operator) == ""
+
+
 def test_the_value_that_comes_with_a_step_is_not_asked_for() -> None:
     asked: list[str] = []
 

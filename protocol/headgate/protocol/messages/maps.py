@@ -7,8 +7,9 @@ find, when it runs that instance.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
 from headgate.protocol.messages import WireStruct
@@ -90,13 +91,15 @@ class MapSpec(WireStruct, frozen=True):
     """How a task is mapped; part of `TaskSpec`.
 
     At most ``window`` instances that have begun are unfinished. With ``fail_fast`` none begins after the first that has
-    failed, with ``failures_max`` none after that many.
+    failed, with ``failures_max`` none after that many. ``given_digest`` is the `digest_of` the lists that stand in the
+    file: each step makes them anew, and they must be the same each time. It is "" if none stands there.
     """
 
     source: Source
     window: int = DEFAULT_WINDOW
     fail_fast: bool = False
     failures_max: int | None = None
+    given_digest: str = ""
 
 
 class OwnValue(WireStruct, frozen=True):
@@ -117,6 +120,14 @@ class Available(NamedTuple):
 
     length: int
     is_complete: bool
+
+
+def digest_of(lists: Iterable[bytes]) -> str:
+    """Return a digest of some encoded lists, in this order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for one in lists:
+        digest.update(b"%d," % len(one) + one)
+    return digest.hexdigest()
 
 
 def of_tasks(source: Source) -> Iterator[OfTask]:

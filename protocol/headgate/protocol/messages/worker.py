@@ -81,9 +81,10 @@ class Step(WireStruct, frozen=True):
     set if the task has a stream: the step handles its events, or begins with ``execute`` if ``next_method`` is None.
     ``map_index`` says which instance of a mapped task it is, from 0; -1 if the task is not mapped.
     ``emitted`` is the number of elements that the earlier steps of its try have emitted. ``map_length`` is the number
-    of values that the mapped task was expanded over, None as long as more may come. If signals have started the run,
-    it ``is_of_signals``. ``own`` is the value of the instance, if the supervisor knows it; else the worker asks for it.
-    ``traceparent`` is the span of the try, for those that the author's code makes.
+    of values that the mapped task was expanded over, None as long as more may come, and ``given_digest`` says which
+    stood in the file then (`headgate.protocol.messages.maps.MapSpec`), "" if that is not known. If signals have started
+    the run, it ``is_of_signals``. ``own`` is the value of the instance, if the supervisor knows it; else the worker
+    asks for it. ``traceparent`` is the span of the try, for those that the author's code makes.
     """
 
     token: str
@@ -108,6 +109,7 @@ class Step(WireStruct, frozen=True):
     is_of_signals: bool = False
     own: OwnValue | None = None
     traceparent: str | None = None
+    given_digest: str = ""
 
 
 # --- supervisor to worker ------------------------------------------------------------------------

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 from headgate.child.error_text import storable
 from headgate.child.queries import secrets
+from headgate.protocol.errors import ValueNotSerializable
 from headgate.protocol.messages.dags import NAME_CHARS_MAX
-from headgate.protocol.messages.maps import DEFAULT_WINDOW, Elements, MapSpec, Output
+from headgate.protocol.messages.maps import DEFAULT_WINDOW, Elements, MapSpec, Output, digest_of
 from headgate.protocol.messages.start_triggers import OWN_BYTES_MAX, Listed, OwnSource
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import Context
@@ -61,7 +63,13 @@ class Expansion:
 
     def spec(self) -> MapSpec:
         """Return it for the supervisor."""
-        return MapSpec(self.values.source(), *self._limits)
+        return MapSpec(self.values.source(), *self._limits, given_digest=self._given_digest)
+
+    @cached_property
+    def _given_digest(self) -> str:
+        """Return the digest of the lists that stand in the file; "" if none does."""
+        lists = [leaf.in_file() for leaf in self.values.leaves()]
+        return digest_of(map(_encoded_list, lists)) if any(lists) else ""
 
     def mapped_over(self) -> Iterator[XComArg]:
         """Yield the outputs whose items are values."""
@@ -130,6 +138,13 @@ class Expansion:
                 f"there are {length:,} values for {self._what} now, and this is instance {index}{was}: "
                 f"clear it together with what it is expanded over"
             )
+        if instance.given_digest and instance.given_digest != self._given_digest:
+            raise RuntimeError(
+                f"the values for {self._what} in the DAG file are not those that it was expanded over, or not in this "
+                f"order. Each step makes them anew, so they must be the same each time: no set, and no date of today. "
+                f"If the file was changed, clear the whole task, or only this instance if its value is still at "
+                f"index {index}"
+            )
         value = values[index]
         own = dict(zip(self.names, value, strict=True)) if self.names is not None else _arguments(index, value)
         instance.map_name = self._name_of(own)
@@ -174,6 +189,25 @@ class Expansion:
             logging.getLogger(__name__).warning("map_index_name has failed: the instance has no name", exc_info=True)
             return None
         return storable(secrets.hide(text))[:NAME_CHARS_MAX] or None
+
+
+def _encoded_list(given: Sequence[Any]) -> bytes:
+    if isinstance(given, range):
+        return repr(given).encode()
+    try:
+        return encode_value(list(given), where="the values")
+    except ValueNotSerializable:
+        return b"[" + b",".join(map(_encoded_or_named, given)) + b"]"
+
+
+def _encoded_or_named(value: object) -> bytes:
+    """Return one value as it is compared with what it was before: of one without a stored form only its type is."""
+    if isinstance(value, XComArg):
+        return f"{value.operator.task_id}.{value.key}".encode()
+    try:
+        return encode_value(value, where="the value")
+    except ValueNotSerializable:
+        return type(value).__qualname__.encode()
 
 
 def wanted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

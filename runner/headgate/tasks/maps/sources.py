@@ -36,6 +36,10 @@ class Mappable:
         """Yield the lists and outputs of tasks that this is made of."""
         yield self
 
+    def in_file(self) -> Sequence[Any]:
+        """Return the values of a leaf that stand in the DAG file."""
+        return ()
+
     def map(self, function: Callable[[Any], Any]) -> Mappable:
         """Return ``function`` of each value, called in its instance, which is skipped if it raises `TaskSkipped`."""
         return MappedValues(self, function)
@@ -82,6 +86,9 @@ class Given(Mappable):
 
     def source(self) -> Source:
         return maps.Values(len(self.given))
+
+    def in_file(self) -> Sequence[Any]:
+        return self.given
 
     def values(self, context: Context) -> Sequence[Any]:
         from headgate.tasks.operators import resolved  # it imports this module

@@ -50,6 +50,9 @@ class Worklist(Mappable):
     def source(self) -> Source:
         return maps.Worklist(self._task_id, len(self._given), self._length_max)
 
+    def in_file(self) -> Sequence[Any]:
+        return self._given
+
     def values(self, context: Context) -> Sequence[Any]:
         given, appended = self._given, context["ti"].pull_elements(self._task_id)
         length = len(given)

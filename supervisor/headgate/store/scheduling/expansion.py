@@ -134,6 +134,9 @@ def available(
     """
     spec, own = tasks[0].map, owns[0]
     assert spec is not None
+    for one in owns:
+        if one.given_digest is None and spec.given_digest:
+            _SET_GIVEN.run(tx.connection, of_id=one.id, digest=spec.given_digest)
     name = f"the group {tasks[0].group!r}" if tasks[0].group else f"the task {tasks[0].task_id!r}"
     emitters = {one.task_id for one in maps.of_tasks(spec.source) if isinstance(one, Elements)}
     if (
@@ -223,4 +226,5 @@ def stopped(tx: Tx, seen: RunStates, tasks: Sequence[TaskSpec], made: int) -> st
 
 _OF_ID = _C.id == bindparam("of_id")
 _SET_MADE = Prepared(update(task_instance).where(_OF_ID).values(map_made=bindparam("made")))
+_SET_GIVEN = Prepared(update(task_instance).where(_OF_ID).values(given_digest=bindparam("digest")))
 _SET_LENGTH = Prepared(update(task_instance).where(_OF_ID).values(map_length=bindparam("length")))

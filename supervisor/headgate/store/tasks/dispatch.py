@@ -24,7 +24,6 @@ from headgate.protocol.messages.maps import OwnValue
 from headgate.protocol.messages.task_streams import StreamPart
 from headgate.scheduling import states
 from headgate.scheduling.bundles import Places, StepKind
-from headgate.scheduling.planning import Graph
 from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import UtcDateTime, bound, read
@@ -52,8 +51,8 @@ class TaskToRun(msgspec.Struct, frozen=True):
     path of the DAG's file, ``conf`` the run's, encoded. ``asset_events`` are those for which the run was created, in
     the order they were stored, without those that newer ones superseded. ``stream`` is the part of its stream that the
     step gets, and ``stream_trigger`` its trigger. ``map_index`` is -1 unless it is mapped, ``map_length`` the number of
-    its values, None if more may come, and ``own`` the one at its index, if it is known here. ``emitted`` are of earlier
-    steps. ``is_endless``: its worker is beside the pool.
+    its values, None if more may come, ``given_digest`` says which of them stood in the file, and ``own`` is the one at
+    its index, if it is known here. ``emitted`` are of earlier steps. ``is_endless``: its worker is beside the pool.
     """
 
     id: TaskInstanceId
@@ -80,6 +79,7 @@ class TaskToRun(msgspec.Struct, frozen=True):
     map_index: int = -1
     emitted: int = 0
     map_length: int | None = None
+    given_digest: str = ""
     is_endless: bool = False
     is_of_signals: bool = False  # its run is
     own: OwnValue | None = None
@@ -187,17 +187,12 @@ class DispatchVerbs(GraphVerbs):
         wait_for_inflight(tx.connection, epoch)
         of_epoch = select(_C.id, _C.token, _C.deadline).where(_C.triggerer_id == epoch)
         running = tx.connection.execute(of_epoch.where(task_rows.is_in(TaskState.RUNNING)).order_by(_C.id)).all()
-        rows = _read_tasks(tx, [row.id for row in running])
-        owns = self._own_values(tx, rows)
-        return [
-            _to_run(tx, id_, token, ends, row, own)
-            for (id_, token, ends), row, own in zip(running, rows, owns, strict=True)
-        ]
+        rows = self._read_tasks(tx, [row.id for row in running])
+        return [_to_run(tx, id_, token, ends, row) for (id_, token, ends), row in zip(running, rows, strict=True)]
 
     def _give(self, tx: LeasedTx, chosen: Sequence[TaskInstanceId]) -> list[TaskToRun]:
-        rows = _read_tasks(tx, chosen)
-        each = zip(chosen, rows, self._own_values(tx, rows), strict=True)
-        tasks = [_to_run(tx, id_, task_rows.new_token(), _deadline(tx, row), row, own) for id_, row, own in each]
+        each = zip(chosen, self._read_tasks(tx, chosen), strict=True)
+        tasks = [_to_run(tx, id_, task_rows.new_token(), _deadline(tx, row), row) for id_, row in each]
         columns = [
             {
                 "token": task.token,
@@ -211,20 +206,24 @@ class DispatchVerbs(GraphVerbs):
         assert all(won), "their rows are locked"
         return tasks
 
-    def _own_values(self, tx: Tx, rows: Sequence[_ToRun]) -> list[OwnValue | None]:
-        """Return the value of each task over which it is expanded, if it is known without a worker."""
+    def _read_tasks(self, tx: Tx, ids: Sequence[TaskInstanceId]) -> list[_ToRun]:
+        rows = _TO_RUN.run_each(tx.connection, [{"of_id": instance} for instance in ids])
         known = values.OwnValues(tx)
-        return [
-            known.of(row.dag_run_id, row.map_index, row.map_length, graph.tasks.get(row.task_id), graph.maps)
-            if (graph := self._graph_if_mapped(tx, row)) is not None
-            else None
-            for row in rows
-        ]
+        return [self._with_values(tx, _ToRun(*row), known) for (row,) in rows]
 
-    def _graph_if_mapped(self, tx: Tx, row: _ToRun) -> Graph | None:
+    def _with_values(self, tx: Tx, row: _ToRun, known: values.OwnValues) -> _ToRun:
+        """Add what is known without a worker of the values over which a task is expanded.
+
+        If a user has cleared an instance alone since, those that stand in the file now are taken as those for it.
+        """
         if row.map_index < 0 or not self.graphs.is_readable(tx, row.dag_row, row.spec_hash):
-            return None
-        return self.graphs.get(tx, row.dag_row, row.spec_hash)
+            return row
+        graph = self.graphs.get(tx, row.dag_row, row.spec_hash)
+        task = graph.tasks.get(row.task_id)
+        if task is None or task.map is None:
+            return row
+        own = known.of(row.dag_run_id, row.map_index, row.map_length, task, graph.maps)
+        return row._replace(own=own, given_digest=row.given_digest or task.map.given_digest)
 
 
 class _DueTask(NamedTuple):
@@ -408,26 +407,30 @@ class _ToRun(NamedTuple):
     stream_trigger: TriggerId | None
     emitted: int | None
     map_length: int | None
+    given_digest: str | None
     is_endless: bool
     dag_row: DagRowId
     spec_hash: str
     scheduled_at: Any
+    own: OwnValue | None = None  # looked for when all of these are known
 
 
 _own = task_instance.alias("own")
-_MAP_LENGTH = (
-    select(_own.c.map_length)
-    .where(task_rows.own_of(_own, _C.dag_run_id), _own.c.task_id == _C.task_id)
-    .correlate(task_instance)
-    .scalar_subquery()
-)
 _TO_RUN = Prepared(
     select(
         *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.try_number),
         *(_C.next_method, _C.next_kwargs, trigger_event.c.payload, _C.deadline, _C.execution_timeout_s),
         *(dag.c.file, dag_run.c.run_type, dag_run.c.created_date, dag_run.c.logical_date, dag_run.c.conf),
         *(dag_run.c.data_interval_start, dag_run.c.data_interval_end, _C.event_id, task_stream.c.trigger_id),
-        *(emitter.c.place, _MAP_LENGTH, _C.is_endless, dag.c.id, dag.c.spec_hash, _C.scheduled_at),
+        *(
+            emitter.c.place,
+            _own.c.map_length,
+            _own.c.given_digest,
+            _C.is_endless,
+            dag.c.id,
+            dag.c.spec_hash,
+            _C.scheduled_at,
+        ),
     )
     .select_from(
         task_instance.join(dag_run)
@@ -435,14 +438,10 @@ _TO_RUN = Prepared(
         .outerjoin(trigger_event, trigger_event.c.id == _C.event_id)
         .outerjoin(task_stream, task_stream.c.task_instance_id == _C.id)
         .outerjoin(emitter, emitter.c.task_instance_id == _C.id)
+        .outerjoin(_own, and_(task_rows.own_of(_own, _C.dag_run_id), _own.c.task_id == _C.task_id))
     )
     .where(_C.id == bindparam("of_id"))
 )
-
-
-def _read_tasks(tx: Tx, ids: Sequence[TaskInstanceId]) -> list[_ToRun]:
-    rows = _TO_RUN.run_each(tx.connection, [{"of_id": instance} for instance in ids])
-    return [_ToRun._make(row) for (row,) in rows]
 
 
 def _deadline(tx: Tx, row: _ToRun) -> datetime | None:
@@ -452,9 +451,7 @@ def _deadline(tx: Tx, row: _ToRun) -> datetime | None:
     return None if row.execution_timeout_s is None else tx.now + timedelta(seconds=row.execution_timeout_s)
 
 
-def _to_run(
-    tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | None, row: _ToRun, own: OwnValue | None
-) -> TaskToRun:
+def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | None, row: _ToRun) -> TaskToRun:
     next_kwargs, stream, error = None, None, ""
     try:
         if row.next_kwargs is not None:
@@ -488,9 +485,10 @@ def _to_run(
         map_index=row.map_index,
         emitted=row.emitted or 0,
         map_length=None if row.map_length == HELD else row.map_length,
+        given_digest=row.given_digest or "",
         is_endless=bool(row.is_endless),
         is_of_signals=row.run_type == "signal",
-        own=own,
+        own=row.own,
         ready_at=None if row.scheduled_at is None else read(tx.connection, row.scheduled_at),
     )
 

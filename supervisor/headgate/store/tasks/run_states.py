@@ -29,6 +29,7 @@ from sqlalchemy import (
     select,
     union,
     union_all,
+    update,
 )
 
 from headgate.protocol.messages.dags import TaskState
@@ -178,11 +179,15 @@ def instances_between(
 
 
 class OwnMap(NamedTuple):
-    """What the own row of a mapped task says of its instances: how many are to be, once that is known, and are made."""
+    """What the own row of a mapped task says of its instances: how many are to be, once that is known, and are made.
+
+    ``given_digest`` says which values stood in the file when it was expanded.
+    """
 
     id: TaskInstanceId
     length: int | None
     made: int
+    given_digest: str | None
 
     @property
     def is_held(self) -> bool:
@@ -193,6 +198,12 @@ class OwnMap(NamedTuple):
 def own_map(tx: Tx, own: TaskInstanceId) -> OwnMap:
     """Return what the own row of a mapped task says of its instances."""
     return OwnMap._make(_OWN_MAP.run(tx.connection, of_id=own).fetchone())
+
+
+def take_values_of_now(tx: Tx, run: DagRunId, names: Iterable[str]) -> None:
+    """Have the instances of mapped tasks that begin from now on take the values that stand in the file now."""
+    for name in sorted(names):
+        _FORGET_GIVEN.run(tx.connection, of_run=run, of_task=name)
 
 
 def has_unfinished() -> ColumnElement[bool]:
@@ -242,7 +253,12 @@ _STATES = Prepared(
         select(_SEEN.c.task_id, null(), _SEEN.c.state),
     )
 )
-_OWN_MAP = Prepared(select(_C.id, _C.map_length, _C.map_made).where(_C.id == bindparam("of_id")))
+_OWN_MAP = Prepared(select(_C.id, _C.map_length, _C.map_made, _C.given_digest).where(_C.id == bindparam("of_id")))
+_FORGET_GIVEN = Prepared(
+    update(task_instance)
+    .where(task_rows.unmapped_of(_OF_RUN), _C.task_id == bindparam("of_task"), _C.given_digest.is_not(None))
+    .values(given_digest=null())
+)
 _LIMIT = bindparam("limit", type_=Integer())
 
 

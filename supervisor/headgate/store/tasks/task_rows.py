@@ -215,7 +215,8 @@ def effects(row: Transition) -> dict[str, Any]:
     if row.to in TERMINAL:
         values["ended_at"] = bindparam("now")
     elif row.to is TaskState.NONE:
-        values |= dict.fromkeys(("ended_at", "started_at", "deadline", "last_error", "map_length", "map_name"), null())
+        of_try = ("ended_at", "started_at", "deadline", "last_error", "map_name")
+        values |= dict.fromkeys((*of_try, "map_length", "given_digest"), null())
     if row.from_ & OCCUPYING and row.by == "user" and row.to not in OCCUPYING:
         # Its worker is there until it has been ended: `let_go`.
         has_worker = _C.triggerer_id.is_not(None)

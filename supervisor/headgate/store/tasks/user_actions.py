@@ -304,8 +304,8 @@ def _clear_some(tx: Tx, seen: RunStates, todo: ToClear) -> Cleared:
     """Clear as much as may be in one transaction; see the docstring of this module."""
     tx.notify()
     wanted = _FAILED if todo.only_failed else frozenset(TaskState)
-    left = list(todo.instances)
-    removed = [every_instance(name) for name in todo.worklists]
+    left, removed = list(todo.instances), [every_instance(name) for name in todo.worklists]
+    run_states.take_values_of_now(tx, todo.run, {part.task_id for part in left})
     if todo.held or _is_too_much(tx, seen, left, wanted) or _is_too_much(tx, seen, removed, _REMOVED):
         names = {*todo.held, *(part.task_id for part in left), *(set(todo.worklists) & seen.ids.keys())}
         if not all([_hold(tx, seen.ids[name]) for name in sorted(names, key=seen.ids.__getitem__)]):

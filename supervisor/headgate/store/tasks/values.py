@@ -25,7 +25,7 @@ from sqlalchemy import (
 from headgate.protocol.encoded_values import values_in
 from headgate.protocol.messages import MALFORMED
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX, XCOM_KEY_CHARS_MAX, XCOMS_PER_STEP_MAX, TaskSpec, TaskState
-from headgate.protocol.messages.maps import Elements, Output, OwnValue
+from headgate.protocol.messages.maps import Elements, Output, OwnValue, digest_of
 from headgate.protocol.messages.queries import XComPage
 from headgate.protocol.messages.start_triggers import Listed, OwnSource
 from headgate.protocol.messages.steps import XCom
@@ -232,8 +232,9 @@ def value_of_instance(tx: Tx, instance: TaskInstanceId, source: OwnSource) -> by
     """
     match source:
         case Listed(values):
-            ((index,),) = _INDEX.run(tx.connection, of_instance=instance).fetchall()
-            return values[index] if index < len(values) else None
+            ((index, digest),) = _INDEX.run(tx.connection, of_instance=instance).fetchall()
+            is_same = digest is None or digest == _digest_of(values)
+            return values[index] if is_same and index < len(values) else None
         case Elements(task_id):
             row = _ELEMENT.run(tx.connection, of_instance=instance, of_task=task_id).fetchone()
             return None if row is None else bytes(row[0])
@@ -258,10 +259,10 @@ class OwnValues:
         self._lists: dict[tuple[DagRunId, str, str], list[bytes]] = {}
 
     def of(
-        self, run: DagRunId, index: int, length: int | None, task: TaskSpec | None, mapped: Collection[str]
+        self, run: DagRunId, index: int, length: int | None, task: TaskSpec, mapped: Collection[str]
     ) -> OwnValue | None:
         """Return the value of an instance; ``length`` are the values that were counted for its task, if all were."""
-        source = None if task is None or task.map is None else task.map.source
+        source = None if task.map is None else task.map.source
         if isinstance(source, Elements):
             row = _ELEMENT_AT.run(self._tx.connection, of_run=run, of_task=source.task_id, at=index).fetchone()
             return None if row is None else OwnValue(source.task_id, None, int(row[1]), bytes(row[0]))
@@ -284,6 +285,11 @@ class OwnValues:
         return items[index] if index < len(items) == length else None
 
 
+@lru_cache(maxsize=4)
+def _digest_of(values: tuple[bytes, ...]) -> str:
+    return digest_of([b"[" + b",".join(values) + b"]"])
+
+
 @lru_cache(maxsize=4)  # many instances of one look take theirs from the same list
 def _items(left: bytes) -> list[bytes]:
     return values_in(left) or []
@@ -304,7 +310,12 @@ _OF_INSTANCE = Prepared(
     .where(task_rows.is_in(TaskState.SUCCESS), _own.c.map_length == bindparam("length"))
 )
 _OF_SOURCE = and_(_C.dag_run_id == _of.c.dag_run_id, _C.task_id == bindparam("of_task"), _C.map_index == -1)
-_INDEX = Prepared(select(_of.c.map_index).where(_of.c.id == bindparam("of_instance")))
+_OWN_OF = and_(task_rows.own_of(_own, _of.c.dag_run_id), _own.c.task_id == _of.c.task_id)
+_INDEX = Prepared(
+    select(_of.c.map_index, _own.c.given_digest)
+    .select_from(_of.join(_own, _OWN_OF))
+    .where(_of.c.id == bindparam("of_instance"))
+)
 _ELEMENT = Prepared(
     select(element.c.value)
     .select_from(_of.join(task_instance, _OF_SOURCE))
@@ -315,10 +326,7 @@ _LEFT = Prepared(
     select(_of.c.map_index, _own.c.map_length, xcom.c.value)
     .select_from(_of.join(task_instance, _OF_SOURCE))
     .join(xcom, and_(xcom.c.task_instance_id == _C.id, xcom.c.key == bindparam("of_key")))
-    .join(
-        _own,
-        and_(_own.c.dag_run_id == _of.c.dag_run_id, _own.c.task_id == _of.c.task_id, _own.c.map_index == -1),
-    )
+    .join(_own, _OWN_OF)
     .where(_of.c.id == bindparam("of_instance"))
 )
 

@@ -54,6 +54,7 @@ def step_of(task: TaskToRun, ends_at_s: float | None = None) -> Step:
         map_index=task.map_index,
         emitted=task.emitted,
         map_length=task.map_length,
+        given_digest=task.given_digest,
         is_of_signals=task.is_of_signals,
         own=task.own,
         traceparent=_traceparent(task),
