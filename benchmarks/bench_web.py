@@ -47,6 +47,7 @@ _ONE = {
     "/signals/{id}": "/signals/{signal}",
     "/dags/{dag}/runs/{run:path}": "/dags/{dag}/runs/{run}",
     "/dags/{dag}/runs/{run:path}/tasks/{task}": "/dags/{dag}/runs/{run}/tasks/t23",
+    "/dags/{dag}/runs/{run:path}/tasks/{task}/instances": "/dags/{dag}/runs/{run}/tasks/t23/instances",
     "/dags/{dag}/runs/{run:path}/tasks/{task}/log": "/dags/{dag}/runs/{run}/tasks/t23/log",
 }
 # What people ask for besides the first page: far pages, filters that few rows or none pass.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from sqlalchemy import Text, cast, update
 from starlette.testclient import TestClient
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages.dags import TaskSpec
+from headgate.protocol.messages.maps import MapSpec, Values
 from headgate.store.store import Store
+from headgate.store.tables import task_instance
 
 Get = Callable[..., str]
 
@@ -114,3 +117,39 @@ def test_a_page_asks_again_for_itself_and_a_cursor_is_of_files(client: TestClien
     assert client.get(log, params={"beyond": "1/4.jsonl=1200"}).status_code == 200
     for cursor in (f"1/4.jsonl={'9' * 19}", "1/../../x.jsonl=1", "1=1"):
         assert client.get(log, params={"beyond": cursor}).status_code == 400, cursor
+
+
+def test_the_few_instances_that_failed_of_very_many_are_listed(
+    page: Get, client: TestClient, store: Store, query: Query
+) -> None:
+    count, failed = 120, (7, 70, 117)
+    each = TaskSpec("each", "Op", map=MapSpec(Values(count), window=count))
+    tasks = Tasks(store, query, tasks=(each, TaskSpec("then", "Op", upstream=("each",))))
+    tasks.plan()
+    with store.database.writing() as tx:
+        of_it = update(task_instance).where(task_instance.c.map_index >= 0)
+        tx.connection.execute(of_it.values(state="success", map_name="of " + cast(task_instance.c.map_index, Text)))
+        tx.connection.execute(of_it.where(task_instance.c.map_index.in_(failed)).values(state="failed"))
+    place = "/dags/etl/runs/r1/tasks/each"
+    assert f'href="{place}/instances?state=failed"' in page("/dags/etl/runs/r1"), "in the list of tasks"
+    assert f'href="{place}/instances?state=failed"' in page(place), "on the page of the task"
+
+    def listed(**filters: str) -> list[int]:
+        found, beyond = list[int](), dict[str, str]()
+        while True:
+            told = client.get(f"{place}/instances.json", params=filters | beyond).json()
+            found += [row["map_index"] for row in told["rows"]]
+            if told["next_beyond"] is None:
+                return found
+            beyond = {"beyond": str(told["next_beyond"])}
+
+    assert listed() == list(range(count))
+    assert listed(state="failed") == list(failed)
+    assert listed(name="OF 7") == [7, *range(70, 80)]
+    assert listed(name="of 7", state="failed") == [7, 70]
+    text = page(f"{place}/instances", state="failed")
+    assert re.findall(r'href="([^"]*)" class="short">each\[', text) == [f"{place}%5B{index}%5D" for index in failed]
+    assert f'href="{place}"' in page(f"{place}[7]"), "it leads back to the whole"
+    assert "It has no such instances." in page("/dags/etl/runs/r1/tasks/then/instances")
+    assert client.get(f"{place}/instances", params={"state": "odd"}).status_code == 400
+    assert client.get("/dags/etl/runs/r1/tasks/no/instances").status_code == 404

@@ -35,9 +35,10 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Numbers by state, drawn as small signs."""
+    """Numbers by state, drawn as small signs; each leads to ``list_href`` with that state, if there is such a list."""
 
     by_state: dict[str, int]
+    list_href: str | None = None
 
 
 class Code(msgspec.Struct, frozen=True):

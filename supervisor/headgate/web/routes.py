@@ -69,6 +69,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/dags/{dag}/graph", pictures.graph),
     # The name of a run may have slashes, so it takes all that no route before it has taken.
     Route("/dags/{dag}/runs/{run:path}/tasks/{task}/log", tasks.log, role="operator", is_list=True),
+    Route("/dags/{dag}/runs/{run:path}/tasks/{task}/instances", tasks.instances, is_list=True),
     Route("/dags/{dag}/runs/{run:path}/tasks/{task}", tasks.task),
     Route("/dags/{dag}/runs/{run:path}", tasks.run),
     Route("/runs", runs.listing, is_list=True, nav="Tasks", title="Runs"),

@@ -6,7 +6,7 @@ Lists are newest first, in pages: the next page begins at the id of the last row
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -348,6 +348,32 @@ class RunInspection(Verbs):
             _with_instances(line, counts.get((row.dag_run_id, line.task_id)))
             for line, row in zip(lines, rows, strict=True)
         ]
+
+    @reading
+    def instances(
+        self,
+        tx: Tx,
+        task: TaskRef,
+        *,
+        states: Collection[TaskState] = (),
+        name: str | None = None,
+        beyond_index: int | None = None,
+        limit: int = ROWS_PER_PAGE_MAX,
+    ) -> list[TaskLine]:
+        """Return the instances of a mapped task in their order, those beyond an index; none if it is not mapped.
+
+        ``name`` is a part of the name that an instance was given, in any case of its letters.
+        """
+        where = [_C.dag_run_id == task.dag_run_id, _C.task_id == task.task_id, maps.IS_INSTANCE]
+        if states:
+            where.append(task_rows.is_in(*states))
+        if name is not None:
+            where.append(_C.map_name.icontains(name, autoescape=True))
+        if beyond_index is not None:
+            where.append(_C.map_index > beyond_index)
+        statement = select(*_TASK_COLUMNS).select_from(_TASKS).where(and_(True, *where))
+        rows = tx.connection.execute(statement.order_by(_C.map_index).limit(limit))
+        return [_task_line_of(dict(row._mapping)) for row in rows]
 
     @reading
     def find_tasks(self, tx: Tx, dag: str, run_id: str, name: str) -> list[TaskRef]:

@@ -7,16 +7,18 @@ from typing import Any
 import msgspec
 
 from headgate.presentation.values import json_line
+from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.states import UNFINISHED
 from headgate.scheduling.why import command
 from headgate.store.ids import TryName
 from headgate.store.inspect.runs import TaskDetail, TaskLine, TaskRef
 from headgate.supervisor.logs import task_log_files
 from headgate.web import acts
-from headgate.web.cells import Cell, Code, Column, Error, Link, State, Took, path
+from headgate.web.cells import Cell, Code, Column, Counts, Error, Link, State, Took, path
 from headgate.web.pages import pictures
-from headgate.web.views import ROWS_PER_PAGE, Answer, BadRequest, Listing, Page, View, cut
+from headgate.web.views import ROWS_PER_PAGE, Answer, BadRequest, Filter, Listing, Page, View, cut
 
+STATES = tuple(state.value for state in TaskState)
 XCOMS_SHOWN = 50  # of one task
 LOG_BYTES_MAX = 64 * 1024  # of each file of a log: its end, or what follows a cursor
 LOG_LINES_SHOWN = 200  # on the page of a task
@@ -100,6 +102,34 @@ def task(view: View) -> Answer:
     return Page("task.html", f"{found.dag} {found.name}", values)
 
 
+def instances(view: View) -> Answer:
+    """List the instances of a mapped task, in their order."""
+    found = view.inspect.find_task(view.part("dag"), view.part("run"), view.part("task").removesuffix("[]"))
+    state, name = view.choice("state", STATES), view.text("name")
+    rows, next_beyond = cut(
+        view.inspect.instances(
+            found,
+            states=() if state is None else (TaskState(state),),
+            name=name,
+            beyond_index=view.number("beyond"),
+            limit=ROWS_PER_PAGE + 1,
+        ),
+        by="map_index",
+    )
+    return Listing(
+        title=f"Instances of {found.dag} {found.task_id}",
+        intro=f"Which of its values in the run {found.run_id} failed, or wait?",
+        columns=INSTANCE_COLUMNS,
+        rows=rows,
+        next_beyond=next_beyond,
+        empty="It has no such instances.",
+        filters=(
+            Filter("state", "State", state or "", tuple((one, one.replace("_", " ")) for one in STATES)),
+            Filter("name", "Name has", name or ""),
+        ),
+    )
+
+
 def log(view: View) -> Answer:
     """List the end of a task's log, or what follows a cursor, which is ``next_beyond`` of the answer before."""
     found = view.inspect.find_task(view.part("dag"), view.part("run"), view.part("task").removesuffix("[]"))
@@ -147,6 +177,19 @@ def task_path(line: TaskLine) -> str:
     return path("dags", line.dag, "runs", line.run_id, "tasks", line.name.removesuffix("[]"))
 
 
+def _instances(line: TaskLine) -> Cell:
+    """Return the numbers of the instances of a mapped task, each of which leads to these instances."""
+    href = path("dags", line.dag, "runs", line.run_id, "tasks", line.task_id, "instances")
+    return Counts(line.instances, href) if line.instances else None
+
+
+def _whole(line: TaskLine) -> Cell:
+    """Return the mapped task that this is an instance of."""
+    if line.map_index < 0:
+        return None
+    return Link(path("dags", line.dag, "runs", line.run_id, "tasks", line.task_id), f"{line.task_id}[]", is_code=True)
+
+
 def _facts(detail: TaskDetail) -> tuple[tuple[str, Cell], ...]:
     line = detail.line
     trigger = None if line.trigger_id is None else Link(path("triggers", line.trigger_id), f"trigger-{line.trigger_id}")
@@ -157,6 +200,9 @@ def _facts(detail: TaskDetail) -> tuple[tuple[str, Cell], ...]:
     return (
         ("state", State(line.state)),
         ("run", Link(path("dags", line.dag, "runs", line.run_id), line.run_id, is_code=True)),
+        ("instance of", _whole(line)),
+        ("its name", line.map_name),
+        ("instances", _instances(line)),
         ("operator", None if detail.operator is None else Code(detail.operator)),
         ("tries", f"{line.try_number} of {line.tries_max}"),
         ("upstream", upstream or None),
@@ -178,12 +224,18 @@ def _facts(detail: TaskDetail) -> tuple[tuple[str, Cell], ...]:
 TASK_COLUMNS = (
     Column("task", lambda line: Link(task_path(line), line.name)),
     Column("state", lambda line: State(line.state)),
+    Column("instances", _instances),
     Column("try", lambda line: line.try_number or None, is_number=True),
     Column("began", lambda line: line.started_at),
     Column("took", lambda line: Took(line.started_at, line.ended_at), is_number=True),
     Column("pool", lambda line: line.pool, is_minor=True),
     Column("queue", lambda line: line.queue, is_minor=True),
     Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
+)
+INSTANCE_COLUMNS = (
+    Column("instance", lambda line: Link(task_path(line), line.name)),
+    Column("its name", lambda line: line.map_name),
+    *(column for column in TASK_COLUMNS if column.heading not in ("task", "instances")),
 )
 LOG_COLUMNS = (
     Column("at", lambda line: Code(line.at)),
