@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert, select
 from starlette.testclient import TestClient
 from tests.store.harness import add, register
 from tests.supervisor.tasks_harness import Tasks
@@ -21,8 +22,10 @@ from tests.web.test_events import fire
 from headgate.protocol.messages.dags import DagSpec, TaskSpec
 from headgate.protocol.messages.schedules import AssetSchedule
 from headgate.protocol.values import encode_value
+from headgate.store.inspect.browsing.search import DAGS_AT_A_TIME
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
+from headgate.store.tables import dag
 from headgate.supervisor.logs import task_log_files
 from headgate.web import layout as layout_module
 from headgate.web.layout import BOX_H, BOX_W, POINTS_MAX, Layout, Layouts, lay_out
@@ -217,6 +220,22 @@ def test_a_search_says_what_may_be_written(page: Get, client: TestClient, etl: T
     found = client.get("/search.json", params={"q": "b"}).json()["rows"]
     assert [(row["kind"], row["name"], row["dag"]) for row in found] == [("task", "b", "etl")]
     assert client.get("/search.json", params={"q": "%"}).json()["rows"] == []
+
+
+def test_a_search_looks_at_the_runs_and_tasks_of_all_dags(client: TestClient, etl: Tasks, store: Store) -> None:
+    etl.store.tasks.save_file(etl.epoch, "z.py", [DagSpec("zz", tasks=(TaskSpec("rare", "Op"),))])
+    etl.store.tasks.create_run("zz", "the-last")
+    columns = [column for column in dag.c if column.name not in ("id", "name")]
+    names = [{"name": f"many{number:05}"} for number in range(DAGS_AT_A_TIME * 2)]
+    with store.database.writing() as tx:
+        row = tx.connection.execute(select(*columns).where(dag.c.name == "zz")).one()
+        tx.connection.execute(insert(dag), [{**row._mapping, **name} for name in names])
+    for asked, found in (("the-last", ("run", "the-last", "zz")), ("rar", ("task", "rare", "zz"))):
+        rows = client.get("/search.json", params={"q": asked}).json()["rows"]
+        assert [(row["kind"], row["name"], row["dag"]) for row in rows] == [found]
+    etl.store.tasks.create_run("etl", "the-last")
+    rows = client.get("/search.json", params={"q": "the-last"}).json()["rows"]
+    assert [row["dag"] for row in rows] == ["etl", "zz"]
 
 
 # --- layouts: no box lies on another, and every edge leads from the left to the right ------------

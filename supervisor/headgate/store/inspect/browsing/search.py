@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, Select, func, select
+from sqlalchemy import Column, ColumnElement, Select, Subquery, func, select
 
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
@@ -27,7 +27,7 @@ from headgate.store.tables import (
 
 FOUND_MAX = 10  # of each kind
 LOOKED_AT_MAX = 2_000
-DAGS_LOOKED_AT_MAX = 1_000  # for runs and tasks, the first by name
+DAGS_AT_A_TIME = 1_000  # whose runs and tasks are looked at, in the order of their names: no statement takes long
 
 Kind: TypeAlias = Literal["event", "trigger", "dead letter", "watcher", "asset", "DAG", "run", "task", "signal", "key"]
 
@@ -57,12 +57,13 @@ class SearchInspection(Verbs):
         """
         found = [*_numbered(tx, text), *_keyed(tx, text)]
         found += [Found("DAG", name, id_) for name, id_ in _begin(tx, dag, dag.c.name, text, _is_there(dag))]
-        found += _runs(tx, text)
+        runs, tasks = _runs_and_tasks(tx, text)
+        found += runs
         for name, id_ in _begin(tx, asset_watcher, asset_watcher.c.name, text, _is_there(asset_watcher), "trigger_id"):
             found.append(Found("watcher", name, id_))
         found += [Found("asset", name, id_) for name, id_ in _begin(tx, asset, asset.c.name, text)]
         found += [Found("signal", name, id_) for name, id_ in _signals(tx, text)]
-        return found + _tasks(tx, text)
+        return found + tasks
 
 
 def _is_there(table: Any) -> ColumnElement[bool]:
@@ -128,28 +129,42 @@ _NAMESPACES = (
     .distinct()
     .limit(FOUND_MAX)
 )
-_DAGS = select(dag.c.id, dag.c.name).order_by(dag.c.name).limit(DAGS_LOOKED_AT_MAX).subquery()
 
 
-def _runs(tx: Tx, text: str) -> list[Found]:
+def _runs_and_tasks(tx: Tx, text: str) -> tuple[list[Found], list[Found]]:
+    """Return the runs of this name of all DAGs, and the tasks whose names begin with it."""
+    runs, tasks, beyond = list[Found](), list[Found](), ""
+    while len(runs) < FOUND_MAX or len(tasks) < FOUND_MAX:
+        some = select(dag.c.id, dag.c.name).where(dag.c.name > beyond).order_by(dag.c.name).limit(DAGS_AT_A_TIME)
+        dags = some.subquery()
+        last = tx.connection.execute(select(func.max(dags.c.name))).scalar_one()
+        if last is None:
+            break
+        runs += _runs(tx, dags, text, FOUND_MAX - len(runs))
+        tasks += _tasks(tx, dags, text, FOUND_MAX - len(tasks))
+        beyond = last
+    return runs, tasks
+
+
+def _runs(tx: Tx, dags: Subquery, text: str, limit: int) -> list[Found]:
     rows = (
-        select(_DAGS.c.name, dag_run.c.run_id)
-        .select_from(_DAGS.join(dag_run, dag_run.c.dag_id == _DAGS.c.id))
+        select(dags.c.name, dag_run.c.run_id)
+        .select_from(dags.join(dag_run, dag_run.c.dag_id == dags.c.id))
         .where(dag_run.c.run_id == text, dag_run.c.removed_at.is_(None))
-        .limit(FOUND_MAX)
+        .limit(limit)
     )
     return [Found("run", run_id, dag=name) for name, run_id in tx.connection.execute(rows)]
 
 
-def _tasks(tx: Tx, text: str) -> list[Found]:
+def _tasks(tx: Tx, dags: Subquery, text: str, limit: int) -> list[Found]:
     """Return tasks of the newest run of each DAG."""
-    newest = select(func.max(dag_run.c.id)).where(dag_run.c.dag_id == _DAGS.c.id).correlate(_DAGS).scalar_subquery()
-    runs = select(_DAGS.c.name, newest.label("id")).subquery()
+    newest = select(func.max(dag_run.c.id)).where(dag_run.c.dag_id == dags.c.id).correlate(dags).scalar_subquery()
+    runs = select(dags.c.name, newest.label("id")).subquery()
     rows = (
         select(runs.c.name, dag_run.c.run_id, task_instance.c.task_id)
         .select_from(runs.join(task_instance, task_instance.c.dag_run_id == runs.c.id).join(dag_run))
         .where(task_instance.c.map_index == -1, task_instance.c.task_id >= text)
         .where(task_instance.c.task_id.startswith(text, autoescape=True))
-        .limit(FOUND_MAX)
+        .limit(limit)
     )
     return [Found("task", task, dag=name, run=run) for name, run, task in tx.connection.execute(rows)]
