@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -11,9 +12,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from tests.integration.conftest import StartStation
 from tests.waiting import WITHIN_S, wait_until
 
+from headgate.cli.commands import up
+from headgate.cli.commands.up import PAGES_WAIT_S
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
@@ -52,6 +56,40 @@ def test_pages_leave_with_a_supervisor_that_is_stopped(start_station: StartStati
         station.wait_ready()
     assert station.stop() == 0
     assert not Path(f"/proc/{pages['pid']}").exists()
+
+
+def test_pages_that_die_are_started_again_and_that_is_logged(start_station: StartStation) -> None:
+    station = start_station("--web", web_listen="127.0.0.1:0")
+    pages = station.wait_log("serving pages")
+    os.kill(pages["pid"], signal.SIGKILL)
+    ended = station.wait_log("the process of the pages has ended", exit_code=-signal.SIGKILL)
+    assert 0 < ended["again_in_s"] <= 2 * PAGES_WAIT_S
+    again = station.wait_log("serving pages")
+    assert again["pid"] != pages["pid"]
+    wait_until(lambda: is_served(again["address"]), "the page to log in")
+    assert station.stop() == 0
+    assert not Path(f"/proc/{again['pid']}").exists()
+
+
+def test_what_always_dies_is_started_later_and_later_until_the_end(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    dying = [sys.executable, "-c", f"open({str(starts)!r}, 'a').write('x')"]
+    with capture_logs() as told:
+        beside = up.Beside(dying, {}, wait_s=0.001)
+        wait_until(lambda: starts.exists() and len(starts.read_text()) >= 3, "three starts")
+        beside.end()
+    assert not beside._thread.is_alive()
+    waits = [record["again_in_s"] for record in told]
+    assert waits == sorted(set(waits))
+    assert 0 <= len(starts.read_text()) - len(waits) <= 1, "one after each end but the last"
+
+
+def test_an_end_does_not_wait_for_the_next_start(tmp_path: Path) -> None:
+    beside = up.Beside([sys.executable, "-c", "raise SystemExit(3)"], {}, wait_s=2 * WITHIN_S)
+    wait_until(lambda: beside._backoff.failures == 1, "its end")
+    beside.end()
+    assert not beside._thread.is_alive()
+    assert beside._process.returncode == 3, "it was not started again"
 
 
 REACHED = {"HEADGATE_WEB_LISTEN": "0.0.0.0:0", "HEADGATE_WEB_HOSTS": "ops.example.org"}

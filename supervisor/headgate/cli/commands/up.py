@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,9 @@ from headgate.cli.invocation import CommandError, Invocation, invocation
 from headgate.protocol.startup import without_collections
 
 PAGES_END_S_MAX = 5.0  # they let requests end for 3 s
+PAGES_WAIT_S = 1.0  # before they are started again, at first
+PAGES_WAIT_MAX_S = 60.0
+PAGES_HEALTHY_S = 60.0  # after which an end counts as the first one
 SECRET_VARIABLES = frozenset({"HEADGATE_FERNET_KEYS"})
 
 
@@ -71,10 +75,7 @@ def up(
 
 @contextmanager
 def pages_beside(call: Invocation) -> Generator[None]:
-    """Serve the pages from a process that ends with this one; it has no key. Raises `CommandError` without the extra.
-
-    If it ends by itself, that is logged, and the supervisor goes on without it.
-    """
+    """Serve the pages from a process that ends with this one, without key. Raises `CommandError` without the extra."""
     try:
         importlib.import_module("headgate.web.server")
     except ImportError as error:
@@ -82,25 +83,80 @@ def pages_beside(call: Invocation) -> Generator[None]:
     flags = {"--config": "config", "--home": "home", "--db": "database_url"}
     given = [text for flag, name in flags.items() if call.flags.get(name) for text in (flag, str(call.flags[name]))]
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-    command = [sys.executable, "-P", "-m", "headgate.cli", *given, "web", "--with-stdin"]
-    pages = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
-    is_leaving = threading.Event()
-    threading.Thread(target=_watch, args=(pages, is_leaving), name="pages", daemon=True).start()
+    pages = Beside([sys.executable, "-P", "-m", "headgate.cli", *given, "web", "--with-stdin"], environment)
     try:
         yield
     finally:
-        is_leaving.set()
-        pages.terminate()
+        pages.end()
+
+
+class Beside:
+    """A process beside the supervisor, which goes on without it. It is started again whenever it ends, until `end`.
+
+    It is to end with its standard input, whose other end this process holds.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, wait_s: float = PAGES_WAIT_S) -> None:
+        """Start it, and a thread that watches it; ``wait_s``: before it is started again, at first."""
+        from headgate.supervisor.backoff import Backoff
+
+        self._command = command
+        self._environment = environment
+        self._backoff = Backoff(wait_s, PAGES_WAIT_MAX_S)
+        self._lock = threading.Lock()  # nothing is started any more once it is leaving
+        self._is_leaving = threading.Event()
+        self._process = self._started()
+        self._thread = threading.Thread(target=self._watch, name="pages", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End it; it has `PAGES_END_S_MAX` for that."""
+        with self._lock:
+            self._is_leaving.set()
+        self._process.terminate()
         try:
-            pages.wait(PAGES_END_S_MAX)
+            self._process.wait(PAGES_END_S_MAX)
         except subprocess.TimeoutExpired:
-            pages.kill()
-            pages.wait()
+            self._process.kill()
+            self._process.wait()
+        self._thread.join()
+        self._close()
 
+    def _close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
-def _watch(pages: subprocess.Popen[bytes], is_leaving: threading.Event) -> None:
-    code = pages.wait()
-    if not is_leaving.is_set():
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, env=self._environment, stdin=subprocess.PIPE, start_new_session=True)
+
+    def _watch(self) -> None:
         import structlog
 
-        structlog.get_logger(__name__).error("the process of the pages has ended", exit_code=code)
+        log = structlog.get_logger(__name__)
+        while True:
+            began_at = time.monotonic()
+            code = self._process.wait()
+            if self._is_leaving.is_set():
+                return
+            if time.monotonic() - began_at >= PAGES_HEALTHY_S:
+                self._backoff.succeed()
+            wait_s = self._backoff.fail()
+            log.error("the process of the pages has ended", exit_code=code, again_in_s=round(wait_s, 3))
+            while not self._start_again(wait_s):
+                if self._is_leaving.is_set():
+                    return
+                wait_s = self._backoff.fail()
+                log.error("the process of the pages cannot be started", again_in_s=round(wait_s, 3))
+
+    def _start_again(self, wait_s: float) -> bool:
+        """Start it after a while; return whether it was started."""
+        self._is_leaving.wait(wait_s)
+        with self._lock:
+            if self._is_leaving.is_set():
+                return False
+            self._close()
+            try:
+                self._process = self._started()
+            except OSError:  # the machine has no room for another process just now
+                return False
+        return True
