@@ -16,8 +16,8 @@ from tests.web.test_guard import GETS, path_of
 
 from headgate.store.errors import BadKey, StoreError
 from headgate.store.store import Store
-from headgate.web.cells import path
-from headgate.web.rendering import mask_passwords
+from headgate.web.cells import TEXT_CHARS_MAX, Cell, Code, Error, path
+from headgate.web.rendering import environment, mask_passwords, read_static
 from headgate.web.routes import ROUTES
 from headgate.web.stores import STORES_MAX
 from headgate.web.views import Site
@@ -123,9 +123,40 @@ def test_passwords_in_urls_are_masked() -> None:
     assert mask_passwords("at amqp://u:s3cret@h:1/x: no") == "at amqp://u:***@h:1/x: no"
     assert mask_passwords("redis://:s3cret@h and postgresql://a:b@c") == "redis://:***@h and postgresql://a:***@c"
     assert mask_passwords("http://127.0.0.1:80/a@b") == "http://127.0.0.1:80/a@b"
+    assert mask_passwords("amqp://u:s3@cr/e@t@h/x?y and z@w") == "amqp://u:***@h/x?y and z@w"
+    assert mask_passwords("redis://u:s3/cret@h:1/0: [1/2] no@one") == "redis://u:***@h:1/0: [1/2] no@one"
+    assert mask_passwords("['a://u:s@3@h', 'me@x'] a://u:s/3@h") == "['a://u:***@h', 'me@x'] a://u:***@h"
+    assert mask_passwords('{"a":"a://u:s@3@h","b":"b@c"}') == '{"a":"a://u:***@h","b":"b@c"}'
+    assert mask_passwords("a://u:s@3@h,b://u:s/3@h") == "a://u:***@h,b://u:***@h"
+    assert mask_passwords("a://u:half of") == "a://u:half of"
+    assert mask_passwords("it was redis://u:s3cr") == "it was redis://u:***", "it was cut there"
+    for text in (
+        "http://[::1]:80/a@b",
+        "at http://h:8780.",
+        "http://h:8780/login",
+        "a://h/x:y@z",
+        "a://h",
+        "(a://h:1)",
+    ):
+        assert mask_passwords(text) == text
     long = "f" * 2**20  # would take minutes if it was read anew from each letter
-    for text in (f"{long} redis://:s3cret@h", f"{long}://{long}", "a://" * 2**18, f"a://{long}:{long}"):
+    for text in (
+        f"{long} redis://:s3cret@h",
+        f"{long}://{long}",
+        "a://" * 2**18,
+        f"a://{long}:{long} ",
+        "a://b:" * 2**17 + " ",
+    ):
         assert mask_passwords(text) == text.replace("s3cret", "***")
+
+
+@pytest.mark.parametrize("cell", [str, Code, Error])
+def test_a_password_is_masked_before_its_cell_is_cut(cell: Callable[[str], Cell]) -> None:
+    templates = environment(read_static())
+    macro = templates.get_template("cells.html").module.cell  # type: ignore[attr-defined]
+    for before in range(TEXT_CHARS_MAX):
+        text = f"{'x' * before} redis://u:{'s3/cret' * 20}@h:1/0"
+        assert "s3" not in macro(cell(text)), before
 
 
 # --- the store -----------------------------------------------------------------------------------

@@ -25,7 +25,16 @@ from headgate.web.states import look_of
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 STATIC = ("headgate.css", "headgate.js", "headgate.svg", "vendor/htmx/htmx.min.js")
 # It begins with the last letter of the scheme: from the first one, a long run of letters would be read again from each.
-_URL_PASSWORD = re.compile(r"([A-Za-z0-9+.-]://[^\s/:@?#]*):[^\s/@]+@")
+# A password may have an unquoted / or @, although it should not: it goes up to the last @ before a space, a quote or
+# another URL. What looks like a port and a path is none. A text may have been cut within a password, and so end there.
+_URL_PASSWORD = re.compile(
+    r"""([A-Za-z0-9+.-]://(?!\[)[^\s/:@?#]*):
+    (?:
+        (?! [0-9]{1,5}[/?#] ) (?: [^\s/@]+ (?: @(?:(?!://)[^\s"'<>])* )? | (?:(?!://)[^\s"'<>])+ ) (@)
+        | (?! [0-9]{1,5}\W*\Z ) [^\s/?#@"'<>]+ \Z
+    )""",
+    re.VERBOSE,
+)
 
 
 class Static(NamedTuple):
@@ -39,7 +48,13 @@ class Static(NamedTuple):
 def mask_passwords(text: str) -> str:
     """Return a text without the passwords of the URLs in it."""
     # Most texts of a page are short, and none is a URL.
-    return _URL_PASSWORD.sub(r"\1:***@", text) if "://" in text else text
+    return _URL_PASSWORD.sub(r"\1:***\2", text) if "://" in text else text
+
+
+def cut(text: str, chars_max: int = cells.TEXT_CHARS_MAX) -> str:
+    """Return what a cell shows of a text. It is masked before it is cut: half of a password would be none any more."""
+    shown = mask_passwords(text)
+    return shown if len(shown) <= chars_max else shown[: chars_max - 1] + "…"
 
 
 def masked(value: Any) -> Any:
@@ -127,6 +142,7 @@ def environment(static: dict[str, Static], **given: Any) -> jinja2.Environment:
         "exact": exact,
         "took": duration,
         "count": _count,
+        "cut": cut,
         "bytes": _bytes,
         "error_line": error_line,
         "pretty": _pretty,

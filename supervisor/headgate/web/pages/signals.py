@@ -10,7 +10,6 @@ from headgate.store.inspect.browsing.assets import EVENTS_LOOKED_MAX, AssetLine
 from headgate.store.signals.reading import KeyRow, Signal, WaitingTask
 from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Link, State, path
-from headgate.web.rendering import mask_passwords
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, Page, View, cut
 
 VERSIONS_SHOWN = 20
@@ -112,7 +111,7 @@ def _version_link(key_id: int, sent: Signal) -> Cell:
 
 
 def _value(sent: Signal) -> Cell:
-    return Code(mask_passwords(json_line(payload(sent.data))))  # before the cell cuts it: half a URL is not masked
+    return Code(json_line(payload(sent.data)))
 
 
 def _listener(task: WaitingTask) -> Cell:
