@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from structlog.testing import capture_logs
 from tests.web.conftest import OURS
 
 from headgate.store.access.audit import Actor
@@ -85,17 +86,21 @@ def test_what_is_done_and_what_is_shown_are_of_one_file(client: TestClient, site
     assert "mine" in client.get("/pools").text
 
 
-def test_a_file_that_is_missing_is_named_and_not_made(client: TestClient, file: Path) -> None:
+def test_a_file_that_is_missing_is_named_in_the_log_and_not_made(client: TestClient, file: Path) -> None:
     assert client.get("/runs").status_code == 200
     away = file.rename(file.with_name("away.db"))
     delete_logs(file)
-    answers = [
-        client.get("/runs"),
-        client.post("/login", headers=OURS, data={"name": "ada", "password": "wrong"}),
-    ]
+    with capture_logs() as logs:
+        answers = [
+            client.get("/runs"),
+            client.post("/login", headers=OURS, data={"name": "ada", "password": "wrong"}),
+        ]
     for answer in answers:
         assert answer.status_code == 503
-        assert f"there is no file {file}" in answer.text
+        assert str(file) not in answer.text, "it is not known who asks"
+        assert "The log of this process says why." in answer.text
+    told = [record["error"] for record in logs if record["event"] == "a page could not be made"]
+    assert [f"there is no file {file}" in error for error in told] == [True] * 2
     assert not file.exists()
     away.rename(file)
     assert client.get("/runs").status_code == 200

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from starlette.testclient import TestClient
+from tests.web.conftest import PORT
 
 from headgate.store.access.users import SESSION_IDLE_S_MAX, SESSION_S_MAX
+from headgate.store.errors import DatabaseAway
+from headgate.web.guard import cookie_name
 from headgate.web.sessions import (
     LINK_PAUSE_S,
     LINK_S_MAX,
@@ -15,6 +21,7 @@ from headgate.web.sessions import (
     form_token,
     is_form_token,
 )
+from headgate.web.views import Site
 
 
 class Clock:
@@ -44,6 +51,30 @@ def sessions(clock: Clock) -> MemorySessions:
 
 def log_in(sessions: MemorySessions) -> str:
     return sessions.begin_local("127.0.0.1")
+
+
+def test_a_stranger_is_not_told_which_database_it_is(
+    client: TestClient, browser: Callable[[], TestClient], site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = browser()
+    assert "the tests&#39; own" in client.get("/runs").text
+    for path in ("/login", "/login?token=none", "/nothing"):
+        answer = stranger.get(path)
+        assert answer.status_code in (200, 403, 404)
+        assert "</footer>" in answer.text
+        assert "the tests&#39; own" not in answer.text
+
+    def away(*_: object, **__: object) -> None:
+        raise DatabaseAway("sqlite:////where/it/is.db", "unable to open database file")
+
+    monkeypatch.setattr(site.stores, "one", away)
+    stranger.cookies.set(cookie_name(PORT), "x")
+    answer = stranger.get("/runs")
+    assert answer.status_code == 503
+    assert "/where/it/is" not in answer.text
+    monkeypatch.undo()
+    monkeypatch.setattr("headgate.store.inspect.runs.RunInspection.runs", away)
+    assert "/where/it/is" in client.get("/runs").text, "who has logged in is told"
 
 
 def test_a_link_is_used_once(links: Links) -> None:

@@ -111,15 +111,13 @@ class _Pages:
             except NOT_FOUND as error:
                 return self._error(request, 404, "There is no such thing", str(error))
             except DatabaseAway as error:
-                log.warning("a page could not be made", path=request.url.path, error=str(error))
-                return self._error(request, 503, "The database does not answer as it should", str(error))
+                return self._away(request, error)
             except StoreError as error:
                 if route.action is not None:  # the verb says why it refuses
                     needs_key = isinstance(error, BadKey | UnusableKey)
                     hint = f"; pages have no encryption key: use `headgate {route.action}`" if needs_key else ""
                     return self._error(request, 409, "This cannot be done", f"{error}{hint}")
-                log.warning("a page could not be made", path=request.url.path, error=str(error))
-                return self._error(request, 503, "The database does not answer as it should", str(error))
+                return self._away(request, error)
             except Exception as error:  # here, so that also this answer has the headers of `headgate.web.guard`
                 return self._fault(request, error)
 
@@ -268,6 +266,12 @@ class _Pages:
         except jinja2.TemplateError as error:
             return self._fault(request, error)
         return HTMLResponse(body, status_code=status)
+
+    def _away(self, request: Request, error: StoreError) -> Response:
+        """Answer a request that the database did not; a stranger is not told which database it is."""
+        log.warning("a page could not be made", path=request.url.path, error=str(error))
+        text = str(error) if "headgate.user" in request.scope else "The log of this process says why."
+        return self._error(request, 503, "The database does not answer as it should", text)
 
     def _fault(self, request: Request, error: Exception) -> Response:
         """Answer a request whose page has a mistake, which the log tells."""
