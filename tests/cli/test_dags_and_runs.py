@@ -84,6 +84,7 @@ def test_a_dag_without_tasks_is_told_of_where_it_is_started_and_shown(call_datab
         (["--run-id", "a b/../x"], "--run-id: expected letters, digits"),
         (["--run-id", ""], "it is empty"),
         (["--run-id", "latest"], "`latest` means the newest run"),
+        (["--run-id", ".."], "--run-id: '..' has another meaning"),
         (["--conf", "[" * 3000 + "]" * 3000], "--conf: is nested too deeply"),
         (["--conf", '{"p": "\\ud800"}'], "half of a surrogate pair, which is not text"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ from headgate.cli.lists import AllOption, JsonOption, RowsOption, WideOption, pr
 from headgate.cli.options import DagArgument, json_object, moment
 from headgate.cli.tables import Column, fields, place, print_block, print_table, shown
 from headgate.presentation.errors import without_own_frames
+from headgate.presentation.run_ids import run_id as checked_run_id
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.scheduling.error_text import error_line
@@ -26,7 +26,6 @@ DAGS_LISTED = 1000  # if the user does not say: all, in nearly every installatio
 TRACEBACKS_SHOWN_MAX = 2  # of files that cannot be parsed; of more a line each is shown
 BROKEN_FILES_SHOWN_MAX = 10  # lines, so that the DAGs above them can still be seen
 NO_TASKS_WAY_OUT = "a @task function makes one when it is called in the DAG's with block"
-_RUN_ID = re.compile(r"[A-Za-z0-9_.~:+@=-]+")
 
 _SHOWN: tuple[Column, ...] = (
     *("name", "schedule", "is_paused", "tasks"),
@@ -162,14 +161,11 @@ def trigger(
         print(f"the DAG has no tasks, so the run does nothing: {NO_TASKS_WAY_OUT}")
 
 
-def _check_run_id(run_id: str) -> None:
-    if run_id == "latest":
-        problem = "`latest` means the newest run in every other command"
-    elif _RUN_ID.fullmatch(run_id) is None:
-        problem = "expected letters, digits and _ . ~ : + @ = -" + (f", got {run_id!r}" if run_id else "; it is empty")
-    else:
-        return
-    raise CommandError(f"--run-id: {problem}", exit_code=2)
+def _check_run_id(text: str) -> None:
+    try:
+        checked_run_id(text)
+    except ValueError as error:
+        raise CommandError(f"--run-id: {error}", exit_code=2) from None
 
 
 def _interval(spec: DagSpec, about: datetime | None) -> tuple[datetime, datetime] | None:

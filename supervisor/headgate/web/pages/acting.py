@@ -15,6 +15,7 @@ from uuid import uuid4
 from starlette.responses import RedirectResponse
 
 from headgate.presentation.drift import finding_text
+from headgate.presentation.run_ids import run_id as checked_run_id
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, SignalSend
@@ -79,9 +80,10 @@ def trigger_dag(view: View) -> Answer:
     """Start a run of a DAG, with what its form says as conf."""
     dag, conf, run_id = view.given("dag"), view.field("conf"), view.field("run_id")
     encoded = None if conf is None else _encoded(conf, "conf", KWARGS_BYTES_MAX, is_object=True)
-    name = run_id or f"manual__{view.store.inspect.now().isoformat()}"
-    if "/tasks/" in name:  # its page would be that of a task of another run
-        raise BadRequest("run_id must not have /tasks/ in it")
+    try:
+        name = checked_run_id(run_id) if run_id is not None else f"manual__{view.store.inspect.now().isoformat()}"
+    except ValueError as error:
+        raise BadRequest(f"the name of the run: {error}") from None
     if view.store.tasks.create_run(dag, name, conf=encoded) is None:
         raise StoreError(f"the DAG {dag} has a run named {name!r} already")
     return done(view, "dags", dag, "runs", name)
