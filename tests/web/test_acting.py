@@ -34,9 +34,10 @@ from headgate.store.access.users import (
 from headgate.store.errors import ValueRefused
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
-from headgate.store.tables import web_guess, web_session, xcom
+from headgate.store.tables import audit, web_guess, web_session, xcom
 from headgate.supervisor.logs import task_log_files
 from headgate.web.acts import ACTS, RANKS, act_path, may
+from headgate.web.app import ACT_SHOWN_S_MAX
 from headgate.web.routes import ROUTES
 from headgate.web.views import Site
 from headgate.web.writing import WRITERS_MAX
@@ -97,10 +98,16 @@ def test_a_user_acts_on_tasks_and_the_audit_says_who(users: dict[str, TestClient
     paused = act(client, "dags pause", dag="etl")
     assert paused.status_code == 303
     shown = client.get(paused.headers["location"]).text
-    assert "dags pause, DAG etl: is_paused: False, now True" in shown
+    assert "dags pause, DAG etl: is_paused: no, now yes" in shown
     assert ">Unpause<" in shown
     assert ">Unpause<" not in users["viewer"].get("/dags/etl").text
     assert "dags pause" not in users["viewer"].get(paused.headers["location"]).text, "the audit is for operators"
+    assert "dags pause, DAG etl" not in users["admin"].get(paused.headers["location"]).text, "it has not done it"
+    (repeated,) = re.findall('hx-get="([^"]*)"', shown)
+    assert repeated == "/dags/etl"
+    with etl.store.database.writing() as tx:
+        tx.connection.execute(update(audit).values(at=tx.now - timedelta(seconds=ACT_SHOWN_S_MAX + 1)))
+    assert "dags pause, DAG etl" not in client.get(paused.headers["location"]).text, "it was told long ago"
     assert act(client, "dags trigger", dag="etl", run_id="mine", conf='{"a": "' + SECRET + '"}').status_code == 303
     assert act(client, "dags trigger", dag="etl", conf="[1]").status_code == 400
     assert act(client, "tasks mark-failed", **run, task="a").status_code == 303

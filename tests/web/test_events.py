@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import update
 from starlette.testclient import TestClient
 from tests.store.harness import add, register
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
 from headgate.store.ids import Epoch
+from headgate.store.signals import waits
 from headgate.store.store import Store
+from headgate.store.tables import trigger
 
 Get = Callable[..., str]
 HOSTILE = "<script>alert(1)</script>"
@@ -81,6 +85,28 @@ def test_dead_letters(page: Get, client: TestClient, store: Store, epoch: Epoch)
     assert HOSTILE not in text
     assert "There are no such dead letters" in page("/dead-letters", state="discarded")
     assert "orders" in page("/dead-letters", state="any", reason="REFUSED", watcher="orders")
+
+
+def test_a_filter_of_letters_has_each_choice_once(page: Get) -> None:
+    (select,) = re.findall(r'<select name="state">(.*?)</select>', page("/dead-letters"), re.DOTALL)
+    choices = re.findall(r">([^<]+)</option>", select)
+    assert sorted(choices) == sorted(set(choices))
+    (select,) = re.findall(r'<select name="state">(.*?)</select>', page("/runs"), re.DOTALL)
+    assert re.findall(r">([^<]+)</option>", select)[0] == "any"
+
+
+def test_a_trigger_that_no_supervisor_is_to_claim_says_so(page: Get, store: Store) -> None:
+    trigger_id, waiting_id = add(store, "gone", "waiting")
+    assert "not claimed" in page(f"/triggers/{trigger_id}")
+    store.remove_watcher("gone")
+    text = page(f"/triggers/{trigger_id}")
+    assert "not claimed" not in text
+    assert "<span>removed</span>" in text
+    with store.database.writing() as tx:
+        tx.connection.execute(update(trigger).where(trigger.c.id == waiting_id).values(queue=waits.QUEUE))
+    for text in (page(f"/triggers/{waiting_id}"), page("/triggers")):
+        assert "not claimed" not in text
+        assert "<span>waits for a signal</span>" in text
 
 
 @pytest.mark.parametrize(("payload", "is_edited"), [(b'"x@h"', True), (b'"redis://u:s3cret@h"', False)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
 from sqlalchemy import Text, cast, update
 from starlette.testclient import TestClient
 from tests.store.harness import Query
@@ -12,8 +13,10 @@ from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.protocol.messages.maps import MapSpec, Values
+from headgate.scheduling.why import command
 from headgate.store.store import Store
 from headgate.store.tables import task_instance
+from headgate.web.pages.overview import place_of
 
 Get = Callable[..., str]
 
@@ -52,6 +55,30 @@ def test_the_overview_says_what_is_wrong(page: Get, etl: Tasks) -> None:
     text = page("/")
     assert "Everything is well." not in text
     assert "gpu" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (("why", "big orders"), "/search?q=big+orders"),
+        (("why", "my dag", "r 1", "a"), "/dags/my%20dag/runs/r%201/tasks/a"),
+        (("why", "it's", "r1", "a"), "/dags/it%27s/runs/r1/tasks/a"),
+        (("triggers", "list", "--queue", "a b"), "/triggers?queue=a+b"),
+        (("pools", "set", "my pool", "SLOTS"), "/pools"),
+        (("streams", "show", "3"), "/streams/3"),
+        (("dlq", "list"), "/dead-letters"),
+        (("db", "upgrade"), None),
+    ],
+)
+def test_the_command_of_a_problem_has_its_page_whatever_names_are_in_it(
+    words: tuple[str, ...], place: str | None
+) -> None:
+    assert place_of(command(*words)) == place
+
+
+def test_what_is_no_command_has_no_page() -> None:
+    assert place_of("look at the machine's clock") is None
+    assert place_of("") is None
 
 
 def test_a_list_is_read_page_by_page(page: Get, client: TestClient, etl: Tasks) -> None:

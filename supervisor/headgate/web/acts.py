@@ -53,7 +53,7 @@ def act_path(action: Action) -> str:
 class Field(msgspec.Struct, frozen=True):
     """A field of a form. With ``options`` it is a choice, (value, text); ``is_flag``: a box to tick.
 
-    ``is_long``: it has several lines.
+    ``is_long``: it has several lines. ``has_none``: no option may be chosen, too, which a filter calls "any".
     """
 
     name: str
@@ -63,6 +63,7 @@ class Field(msgspec.Struct, frozen=True):
     placeholder: str = ""
     is_flag: bool = False
     is_long: bool = False
+    has_none: bool = True
 
 
 class Act(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from headgate.store.errors import (
     StoreError,
     UnusableKey,
 )
+from headgate.store.inspect.audit import AuditRow
 from headgate.web import rendering
 from headgate.web.acts import RANKS, may
 from headgate.web.guard import Guard, cookie_name, path_of, session_of, to_login
@@ -44,6 +45,7 @@ log = structlog.get_logger(__name__)
 NOT_FOUND = (NoSuchRow, NoSuchInstance, NoSuchWatcher)
 FORM_BYTES_MAX = 256 * 1024
 FIELDS_MAX = 100
+ACT_SHOWN_S_MAX = 60.0  # that a page says what was done on it
 PAYLOADS = frozenset({"payload", "payload_head", "conf", "value", "edited_payload"})  # for operators alone
 STATIC_CACHE = "public, max-age=31536000, immutable"  # its URL has its hash
 
@@ -219,11 +221,11 @@ class _Pages:
         values = answer.values | {"as_of": view.now if route.reads else None}
         shows_act = route.reads and route.method == "GET" and view.may("operator")  # it is a row of the audit
         if shows_act and (act_id := view.number("act")) is not None:
-            values["did"] = view.inspect.act(act_id)
+            values["did"] = _just_done(view, act_id)
         return self._html(request, answer.template, answer.title, values, status=answer.status, lives=answer.lives)
 
     def _list_values(self, view: View, listing: Listing, route: Route) -> dict[str, Any]:
-        asked = dict(view.request.query_params)
+        asked = _asked(view.request)
         here = path_of(view.request)
         first = {name: value for name, value in asked.items() if name != "beyond" and value}
         more = None if listing.next_beyond is None else first | {"beyond": str(listing.next_beyond)}
@@ -246,7 +248,7 @@ class _Pages:
     ) -> Response:
         is_fragment = request.headers.get("hx-request") == "true"
         here = path_of(request)
-        url = _with_query(here, dict(request.query_params))
+        url = _with_query(here, _asked(request))
         user = request.scope.get("headgate.user")
         values = values | {
             "menu": self._menus["admin" if user is None else user.role],  # to a stranger each link is one to the login
@@ -295,6 +297,18 @@ def _menu(routes: Sequence[Route], role: Role) -> dict[str, list[tuple[str, str]
         if route.nav and may(role, route.role):
             menu.setdefault(route.nav, []).append((route.path, route.title))
     return menu
+
+
+def _just_done(view: View, act_id: int) -> AuditRow | None:
+    """Return what this user has just done; None if that is some time ago, as when the page is loaded once more."""
+    done = view.inspect.act(act_id)
+    is_new = done is not None and (view.now - done.at).total_seconds() <= ACT_SHOWN_S_MAX
+    return done if done is not None and is_new and done.actor == view.user.name else None
+
+
+def _asked(request: Request) -> dict[str, str]:
+    """Return what a page was asked for, which other links repeat; an act is told once."""
+    return {name: value for name, value in request.query_params.items() if name != "act"}
 
 
 def _without(row: Any, names: Collection[str]) -> Any:

@@ -33,13 +33,27 @@ class AuditRow(msgspec.Struct, frozen=True):
 
     @property
     def change(self) -> str:
-        """What has changed, for people: ``is_paused: False, now True; removed: 3``."""
+        """What has changed, for people: ``is_paused: no, now yes; removed: 3``."""
         before, after = self.before or {}, self.after or {}
-        parts = [f"{name}: {before[name]}, now {after[name]}" for name in before if name in after]
+        parts = [f"{name}: {_shown(before[name])}, now {_shown(after[name])}" for name in before if name in after]
         one_sided = before.keys() ^ after.keys()
-        return "; ".join(
-            [*parts, *(f"{name}: {value}" for name, value in (before | after).items() if name in one_sided)]
-        )
+        parts += [f"{name}: {_shown(value)}" for name, value in (before | after).items() if name in one_sided]
+        return "; ".join(parts)
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a row as people read it."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case list():
+            return ", ".join(map(_shown, value)) or "none"
+        case _:
+            return str(value)
 
 
 class AuditFilter(msgspec.Struct, frozen=True):

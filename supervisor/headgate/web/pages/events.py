@@ -90,7 +90,7 @@ def letters(view: View) -> Answer:
         filters=(
             Filter("watcher", "Watcher", watcher or "", placeholder="exact name"),
             Filter("reason", "Reason has", reason or ""),
-            Filter("state", "State", state, CHOICES),
+            Filter("state", "State", state, CHOICES, has_none=False),
         ),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from headgate.presentation.streams import hold_text, lag_text
 from headgate.scheduling.why import OWNED_COUNTED_MAX
 from headgate.store.inspect.streams import StreamLine
@@ -33,13 +35,16 @@ def overview(view: View) -> Answer:
 
 def place_of(command: str) -> str | None:
     """Return the path of the page that shows what a command of a problem would; None if none does."""
-    words = command.removeprefix("headgate ").split()
+    try:
+        words = shlex.split(command)[1:]
+    except ValueError:  # it is no command, but a sentence
+        return None
     match words:
         case ["why", trigger]:
             return path("search", q=trigger)
         case ["why", dag, run, task]:
             return path("dags", dag, "runs", run, "tasks", task)
-        case ["streams", "drift", stream]:
+        case ["streams", "drift" | "show", stream]:
             return path("streams", stream)
         case ["pools", "set", *_]:
             return path("pools")

@@ -10,6 +10,7 @@ from headgate.scheduling.drift import LEVELS, Verdict, worst, worst_first
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.inspect.streams import StreamLine, SubscriberLine
 from headgate.store.inspect.triggers import TriggerLine, WatcherRow
+from headgate.store.signals.waits import QUEUE as SIGNALS
 from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
 from headgate.web.pages.events import EVENT_COLUMNS
@@ -203,8 +204,12 @@ def _live_facts(line: StreamLine) -> tuple[tuple[str, Cell], ...]:
 def _state(line: TriggerLine | WatcherRow) -> Cell:
     if line.finished_at is not None:
         return State("finished")
+    if isinstance(line, TriggerLine) and line.removed_at is not None:
+        return State("removed")
     if line.hold is not None:
         return State(line.hold)
+    if line.queue == SIGNALS:  # no supervisor runs it: whoever sends a signal ends it
+        return State("waiting", "waits for a signal")
     if line.failure_count:
         return State("failing")
     return State("waiting", "not claimed") if line.triggerer_id is None else State("running", "claimed")

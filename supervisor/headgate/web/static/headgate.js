@@ -35,6 +35,13 @@
     });
   }
 
+  // What was done is told once: not again when the page is loaded anew, or its address is passed on.
+  const here = new URL(location.href);
+  if (here.searchParams.has("act")) {
+    here.searchParams.delete("act");
+    history.replaceState(null, "", here);
+  }
+
   // A part of something long is done: go on with the next one.
   document.querySelector("#goes-on form")?.submit();
 
