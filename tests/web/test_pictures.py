@@ -29,6 +29,7 @@ from headgate.store.tables import dag
 from headgate.supervisor.logs import task_log_files
 from headgate.web import layout as layout_module
 from headgate.web.layout import BOX_H, BOX_W, POINTS_MAX, Layout, Layouts, lay_out
+from headgate.web.pages.pictures import BOXES_MAX
 from headgate.web.views import Site
 
 Get = Callable[..., str]
@@ -85,6 +86,25 @@ def test_a_graph_with_too_many_lines_says_what_is_not_drawn(page: Get, store: St
     text = page("/dags/wide/graph", around="sink007")
     assert "only those of <code>sink007</code> are drawn" in text
     assert text.count("<path") == 145
+
+
+def test_a_graph_around_a_task_has_that_task_and_those_next_to_it(page: Get, store: Store) -> None:
+    roots = [f"r{number:03}" for number in range(400)]
+    tasks = (
+        *(TaskSpec(name, "Op") for name in roots),
+        TaskSpec("join", "Op", upstream=tuple(roots)),
+        TaskSpec("last", "Op", upstream=("join",)),
+    )
+    store.tasks.save_file(register(store), "many.py", [DagSpec("many", tasks=tasks)])
+
+    def boxes(around: str) -> list[str]:
+        return re.findall(r"<title>(\w+): no state", page("/dags/many/graph", around=around))
+
+    for around, next_to in (("last", ["join"]), ("r399", ["join"]), ("join", ["r000", "r001"])):
+        drawn = boxes(around)
+        assert {around, *next_to} <= set(drawn), around
+        assert len(drawn) == BOXES_MAX, "there are far more within reach"
+        assert "near " + around in page("/dags/many/graph", around=around)
 
 
 def test_a_run_shows_where_the_time_went(page: Get, etl: Tasks) -> None:

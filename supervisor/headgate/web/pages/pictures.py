@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -152,11 +152,19 @@ def _shown_tasks(spec: DagSpec, around: str | None) -> list[TaskSpec]:
         return list(spec.tasks)
     if not by_name:
         return []
-    near = {around if around in by_name else spec.tasks[0].task_id}
+    near = {around if around is not None and around in by_name else spec.tasks[0].task_id: None}
     for _ in range(HOPS):
-        near |= {up for name in near for up in by_name[name or ""].upstream}
-        near |= {task.task_id for task in spec.tasks if not near.isdisjoint(task.upstream)}
-    return [task for task in spec.tasks if task.task_id in near][:BOXES_MAX]
+        _add(near, [up for name in near for up in by_name[name].upstream])
+        _add(near, [task.task_id for task in spec.tasks if any(up in near for up in task.upstream)])
+    return [task for task in spec.tasks if task.task_id in near]
+
+
+def _add(near: dict[str, None], names: Iterable[str]) -> None:
+    """Add names, as long as there is room: what is nearer, the first of all, is not left out for what is farther."""
+    for name in names:
+        if len(near) == BOXES_MAX:
+            break
+        near[name] = None
 
 
 def gantt(run: RunLine, phases: Sequence[Phase], now: datetime) -> list[Bars]:
