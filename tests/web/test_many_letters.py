@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import count
 from types import SimpleNamespace
@@ -16,6 +17,10 @@ from tests.web.test_acting import act
 from tests.web.test_acting import users as users
 
 from headgate.protocol.messages.runner import FiredEvent
+from headgate.store.access.audit import Actor, Written
+from headgate.store.db.secrets import Secrets
+from headgate.store.letters import LETTERS
+from headgate.store.store import Store
 from headgate.store.tables import dead_letter
 from headgate.web.pages import acting
 from headgate.web.pages.acting import FAILURES_MAX, LETTERS_S_MAX
@@ -53,6 +58,11 @@ def form_of(text: str, action: str) -> dict[str, str]:
 
 def states_of(query: Query) -> list[Any]:
     return [row["state"] for row in query("SELECT state FROM dead_letter ORDER BY id")]
+
+
+def rows_of(query: Query) -> list[tuple[Any, ...]]:
+    rows = query("SELECT * FROM audit WHERE action LIKE 'dlq %' ORDER BY id")
+    return [(row["action"], row["object"], row["outcome"], json.loads(row["after"])) for row in rows]
 
 
 @pytest.mark.parametrize("state", ["redriven", "stored_meanwhile", "discarded", "any"])
@@ -120,3 +130,36 @@ def test_an_act_in_parts_says_in_the_end_how_many_are_done_in_all(
     assert states_of(query) == ["discarded"] * len(letters)
     assert answer.status_code == 200
     assert f"<li>{len(letters)} are done.</li>" in answer.text
+    assert rows_of(query) == [("dlq discard", "dead letters", "done", {"discarded": len(letters)})], "it is one act"
+    assert len({row["audit_id"] for row in query("SELECT audit_id FROM letter_action")}) == 1
+
+
+def test_what_a_form_says_is_counted_in_no_row_of_another_act(
+    users: dict[str, TestClient], letters: list[int], query: Query
+) -> None:
+    assert act(users["operator"], "dlq redrive", letter=str(letters[0])).status_code == 303
+    assert act(users["admin"], "dlq redrive", letter=str(letters[1])).status_code == 303
+    before = rows_of(query)
+    others = [row["id"] for row in query("SELECT id FROM audit WHERE action = 'dlq redrive' ORDER BY id")]
+    begun = form_of(act(users["admin"], "dlq redrive", everything="1").text, "dlq-redrive")
+    of_another = begun | {"row": str(others[0]), "up_to": str(letters[2])}
+    assert act(users["admin"], "dlq redrive", **of_another).status_code == 303
+    begun = form_of(act(users["admin"], "dlq discard", everything="1").text, "dlq-discard")
+    assert act(users["admin"], "dlq discard", **begun | {"row": str(others[1])}).status_code == 303
+    redriven, discarded = ("dlq redrive", {"redriven": 1}), ("dlq discard", {"discarded": 1})
+    assert rows_of(query)[:2] == before
+    assert [(told[0], told[3]) for told in rows_of(query)[2:]] == [redriven, discarded]
+
+
+def test_parts_that_are_under_way_at_once_are_counted_together(etl: Tasks, letters: list[int], query: Query) -> None:
+    ada = Actor("ada", "admin", "web")
+    stores = [Store(etl.store.database.engine, secrets=Secrets.none(), actor=ada) for _ in range(2)]
+    with stores[0] as one, stores[1] as two:
+        one.letters.discard(letters[0], by="ada")
+        begun = one.database.last_act
+        assert begun is not None
+        two.database.go_on_with(Written(begun, "dlq discard", LETTERS, {"discarded": 1}))
+        one.letters.discard(letters[1], by="ada")
+        two.letters.discard(letters[2], by="ada")
+        one.letters.discard(letters[3], by="ada")
+    assert [told[3] for told in rows_of(query)] == [{"discarded": 4}]

@@ -41,6 +41,7 @@ from headgate.store.triggers.dead_letters import storable_text
 from headgate.store.triggers.events import REDRIVEN_RUN
 from headgate.store.triggers.redrives import DONE_BY_CHARS_MAX, NOTE_CHARS_MAX, record_action
 
+LETTERS: Final = "dead letters"  # what the audit says of an act on many
 # The states in which a message may be given to its trigger once more.
 GIVEN_AGAIN: tuple[LetterState, ...] = ("open", "redriving")
 AT_BROKER_WAY_OUT: Final = (
@@ -200,7 +201,7 @@ class LetterVerbs(Verbs):
 
 def _tell(tx: Tx, action: Action, letter_id: int, done: LetterAction) -> int | None:
     """Tell what a user does; all letters of one command have one row, to which their own records refer."""
-    return tx.act(action, f"dead letter {letter_id}", of_many="dead letters", counts={done: 1})
+    return tx.act(action, f"dead letter {letter_id}", of_many=LETTERS, counts={done: 1})
 
 
 def _locked(tx: Tx, letter_id: int, verb: str, states: tuple[LetterState, ...]) -> Any:

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from uuid import uuid4
 
 import msgspec
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, insert, select, update
 
 from headgate.store.access.tables import audit
 
@@ -136,8 +136,13 @@ def write(connection: Connection, now: datetime, actor: Actor, told: Told) -> in
 
 
 def write_more(connection: Connection, last: Written, counts: Mapping[str, int]) -> Written:
-    """Add to what is counted in a row that an earlier transaction of the same act has written."""
-    after = dict(last.after)
+    """Add to what is counted in a row that an earlier transaction of the same act has written.
+
+    Two parts of an act on pages may be under way at once, so what is counted by now is read, and held, here.
+    """
+    counted = select(audit.c.after).where(audit.c.id == last.id).with_for_update()
+    stored = connection.execute(counted).scalar_one_or_none()
+    after = dict(last.after) if stored is None else json.loads(stored)
     for what, count in counts.items():
         so_far = after.get(what, 0)
         assert isinstance(so_far, int), "what is counted is a number"

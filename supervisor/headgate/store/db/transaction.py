@@ -417,6 +417,10 @@ class Database:
         """The row of the audit that was committed last; None if there is none."""
         return None if self._written is None else self._written.id
 
+    def go_on_with(self, last: Written) -> None:
+        """Have what the user does next counted in a row that an earlier store of this user has written."""
+        self._written = last
+
     def act_beside(self, connection: Connection, action: Action, subject: str, *, after: Detail | None = None) -> None:
         """Record what a user does in a transaction of another connection, which the caller commits."""
         if self.actor is not None:

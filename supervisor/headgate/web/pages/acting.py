@@ -22,11 +22,12 @@ from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIG
 from headgate.protocol.values import decode_value, encode_value
 from headgate.scheduling.drift import worst_first
 from headgate.store.access.acts import Tried
-from headgate.store.access.audit import Action
+from headgate.store.access.audit import Action, Written
 from headgate.store.errors import LetterResolved, StoreError
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.ids import LetterState
 from headgate.store.inspect.letters import UNRESOLVED, LetterCount, LetterFilter
+from headgate.store.letters import LETTERS
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 from headgate.store.tasks.user_actions import Cleared, Mark
@@ -36,6 +37,7 @@ from headgate.web.views import Answer, BadRequest, Handler, Page, View
 
 CLEAR_S_MAX = 10.0  # of one request; what is left is said, and the same form goes on
 LETTERS_S_MAX = 2.0  # of one part
+ONE_ROW_S_MAX = 3600.0  # of the audit has all parts of an act; what goes on for longer has further rows
 FAILURES_MAX = 10  # in a row: whatever is wrong is wrong for the others, too
 BUSY_PAUSE_S = 0.05
 FINDINGS_TOLD_MAX = 20
@@ -375,6 +377,7 @@ def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter,
     """Act on as many letters as one request may; the answer has the form for the rest, and counts those before."""
     after, up_to = view.given_number("after"), view.given_number("up_to")
     count, failed, is_first = view.given_number("done"), view.given_number("failed"), after == 0
+    _go_on_with_row(view, action)
     ends_at, failures, errors = time.monotonic() + LETTERS_S_MAX, 0, list[str]()
     left = True
     while left and failures < FAILURES_MAX and time.monotonic() < ends_at:
@@ -394,7 +397,7 @@ def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter,
             if failures >= FAILURES_MAX or time.monotonic() >= ends_at:
                 break
     if not left and is_first and not errors:
-        return done(view, "dead-letters")  # which shows the row of the audit; each part has one of its own
+        return done(view, "dead-letters")  # which shows the row of the audit
     lines = [f"{count:,} are done.", *errors[:FAILURES_MAX]]
     if failed:
         lines.append(f"{failed:,} could not be done, and are as before.")
@@ -402,8 +405,22 @@ def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter,
         return Page("confirm.html", word, {"lines": lines, "act": None}, lives=False)
     if failures >= FAILURES_MAX:
         lines.append(f"Stopped after {FAILURES_MAX} in a row that could not be done. Go on with those behind them?")
+    row = view.store.database.last_act
     more = {"up_to": str(up_to), "after": str(after), "done": str(count), "failed": str(failed)}
+    more |= {"row": "" if row is None else str(row)}
     return view.confirm(action, f"{word}: {count:,} done so far", lines, "Go on", more=more, goes_on=not errors)
+
+
+def _go_on_with_row(view: View, action: Action) -> None:
+    """Have this part counted in the row of the audit of those before it, if it may be: all parts are one act.
+
+    The form names the row, and anybody can write a form: only one of this user and act is taken, of a moment ago.
+    """
+    row = None if view.field("row") is None else view.store.inspect.act(view.given_number("row"))
+    if row is None or (row.actor, row.via, row.action, row.outcome) != (view.user.name, "web", action, "done"):
+        return
+    if (view.now - row.at).total_seconds() <= ONE_ROW_S_MAX and row.after is not None:
+        view.store.database.go_on_with(Written(row.id, action, LETTERS, row.after))
 
 
 HANDLERS: Final[dict[Action, Handler]] = {
