@@ -1,4 +1,4 @@
-"""Connections as a real server has them: none of them stays without a whole request."""
+"""Connections as a real server has them: none stays without a whole request, or with an answer that nobody reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 from structlog.testing import capture_logs
-from tests.waiting import WITHIN_S
+from tests.waiting import WITHIN_S, wait_until
 from uvicorn.server import ServerState
 
 from headgate.supervisor.metrics.address import Address
@@ -129,6 +129,14 @@ class Timer:
 
 class Transport(asyncio.Transport):
     is_aborted = False
+    left = 0  # of what was written
+    high: int | None = None
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -152,8 +160,7 @@ def test_what_comes_bit_by_bit_gets_no_more_time(site: Site) -> None:
 
 
 def test_the_log_tells_of_connections_that_ended_once_a_minute(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.Connection, "told_at", float("-inf"))
-    monkeypatch.setattr(server.Connection, "ended", 0)
+    monkeypatch.setattr(server.Connection, "silent", server.Ends("ended"))
     timers, config = Timers(), server.config_of(site)
     loop = cast("asyncio.AbstractEventLoop", timers)
     told = []
@@ -165,3 +172,42 @@ def test_the_log_tells_of_connections_that_ended_once_a_minute(site: Site, monke
             assert transport.is_aborted
             told.append([record["count"] for record in logs])
     assert told == [[1], [1], [1], [1, 3]]
+
+
+def test_an_answer_that_nobody_reads_ends_its_connection(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = server.Ends("ended")
+    monkeypatch.setattr(server.Connection, "deaf", ends)
+    monkeypatch.setattr(server, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(server, "ENDED_TOLD_S", float("inf"))
+    ends._told_at = 0.0
+    deaf = connect()
+    # More than the buffers of both sides have room for.
+    deaf.sendall(b"GET /static/vendor/htmx/htmx.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 400)
+    wait_until(lambda: ends.count == 1, "the end of the connection")
+    other = connect()
+    other.sendall(WHOLE)
+    assert other.recv(12) == b"HTTP/1.1 404"
+
+
+def test_a_client_that_takes_a_long_answer_slowly_gets_it_all(site: Site) -> None:
+    timers, transport = Timers(), Transport()
+    loop = cast("asyncio.AbstractEventLoop", timers)
+    connection = server.Connection(server.config_of(site), ServerState(), {}, _loop=loop)
+    connection.connection_made(transport)
+    assert transport.high == 0, "any byte that is left is told"
+    del timers.at[:]
+    transport.left = 3 * server.ANSWER_BYTES_MIN
+    connection.pause_writing()
+    for _ in range(2):
+        transport.left -= server.ANSWER_BYTES_MIN
+        timers.at[-1][1].call()
+        assert not transport.is_aborted
+    assert [delay for delay, _ in timers.at] == [server.ANSWER_S_MAX] * 3
+    transport.left = 0
+    connection.resume_writing()
+    assert timers.at[-1][1].is_cancelled
+    transport.left = 2 * server.ANSWER_BYTES_MIN
+    connection.pause_writing()
+    transport.left -= server.ANSWER_BYTES_MIN - 1
+    timers.at[-1][1].call()
+    assert transport.is_aborted

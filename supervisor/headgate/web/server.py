@@ -23,7 +23,9 @@ log = structlog.get_logger(__name__)
 CONNECTIONS_MAX = 200
 IDLE_S_MAX = 30  # of a connection that a browser keeps open
 REQUEST_S_MAX = 10.0  # from the begin of a connection, or of a request on it, until the request has come whole
-ENDED_TOLD_S = 60.0  # between two lines in the log about connections that came to that end
+ANSWER_S_MAX = 30.0  # until a client has taken what there is of an answer, or at least `ANSWER_BYTES_MIN` more of it
+ANSWER_BYTES_MIN = 16 * 1024
+ENDED_TOLD_S = 60.0  # between two lines in the log about connections that came to one of these ends
 DRAIN_S = 3  # that requests have to end in when it stops
 BACKLOG = 64
 HEADER_BYTES_MAX = 32 * 1024  # of one request
@@ -83,20 +85,50 @@ def url_of(listener: socket.socket, token: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/login?token={token}"
 
 
+class Ends:
+    """Connections that this process has ended for one reason, of which the log tells every now and then."""
+
+    def __init__(self, event: str) -> None:
+        self.count = 0  # since the log has told of them
+        self._event = event
+        self._told_at = float("-inf")
+
+    def note(self, now: float, limit_s: float) -> None:
+        """Count one more."""
+        self.count += 1
+        if now >= self._told_at + ENDED_TOLD_S:
+            log.warning(self._event, count=self.count, limit_s=limit_s)
+            self.count, self._told_at = 0, now
+
+
 class Connection(H11Protocol):
     """A connection that ends if a request, with its form, does not come whole within `REQUEST_S_MAX`.
 
-    Otherwise `CONNECTIONS_MAX` of them that send nothing would keep everybody out. Between requests `IDLE_S_MAX` holds.
+    It ends, too, if the client does not take the answer within `ANSWER_S_MAX`. Otherwise `CONNECTIONS_MAX` of them
+    that send nothing, or never read, would keep everybody out. Between requests `IDLE_S_MAX` holds.
     """
 
-    ended: ClassVar[int] = 0  # since the log has told of them
-    told_at: ClassVar[float] = float("-inf")
+    silent: ClassVar[Ends] = Ends("connections were ended that sent no whole request")
+    deaf: ClassVar[Ends] = Ends("connections were ended that did not take their answers")
     _end_timer: asyncio.TimerHandle | None = None
+    _answer_timer: asyncio.TimerHandle | None = None
+    _answer_left = 0  # bytes, when it was looked at last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so `pause_writing` tells of any byte that was not taken
         self._await_request()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to take what was written."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """All that was written was taken."""
+        self._stop_awaiting_reader()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request. What comes bit by bit has no more time than the rest."""
@@ -111,6 +143,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._stop_waiting()
+        self._stop_awaiting_reader()
         super().connection_lost(exc)
 
     def _look(self, *, has_begun: bool) -> None:
@@ -130,11 +163,24 @@ class Connection(H11Protocol):
 
     def _end(self) -> None:
         self.transport.abort()
-        kind, now = type(self), self.loop.time()
-        kind.ended += 1
-        if now >= kind.told_at + ENDED_TOLD_S:
-            log.warning("connections were ended that sent no whole request", count=kind.ended, limit_s=REQUEST_S_MAX)
-            kind.ended, kind.told_at = 0, now
+        self.silent.note(self.loop.time(), REQUEST_S_MAX)
+
+    def _await_reader(self) -> None:
+        self._answer_left = self.transport.get_write_buffer_size()
+        self._answer_timer = self.loop.call_later(ANSWER_S_MAX, self._look_at_reader)
+
+    def _stop_awaiting_reader(self) -> None:
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+
+    def _look_at_reader(self) -> None:
+        """Wait on for a client that takes a long answer slowly, and for no other."""
+        if self._answer_left - self.transport.get_write_buffer_size() >= ANSWER_BYTES_MIN:
+            self._await_reader()
+            return
+        self.transport.abort()
+        self.deaf.note(self.loop.time(), ANSWER_S_MAX)
 
 
 def config_of(site: Site) -> uvicorn.Config:
