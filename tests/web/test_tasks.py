@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import pytest
 from sqlalchemy import Text, cast, update
@@ -123,6 +124,31 @@ def test_a_run_whose_name_has_slashes_has_all_its_pages(page: Get, client: TestC
     assert page(f"{tasks[0]}/log")
     assert client.get("/dags/etl/runs/2026/01").status_code == 404
     assert client.get("/dags/etl/runs/").status_code == 404
+
+
+def test_a_run_that_is_named_like_a_task_of_another_has_its_own_pages(
+    page: Get, client: TestClient, browser: Callable[[], TestClient], etl: Tasks
+) -> None:
+    name = "r1/tasks/a"
+    etl.store.tasks.create_run("etl", name)
+    (run,) = re.findall('href="(/dags/etl/runs/r1%2F[^"]*)"', page("/runs"))
+    text = page(run)
+    assert f"<h1>etl {name}</h1>" in text
+    (asked,) = re.findall('hx-get="([^"]*)"', text)
+    assert asked == run, "it asks for itself"
+    tasks = sorted(set(re.findall(r'href="([^"]*/tasks/[abc])"', text)))
+    assert tasks == [f"{run}/tasks/{task}" for task in "abc"]
+    text = page(tasks[0])
+    assert "<h1>etl a</h1>" in text
+    assert f'href="{run}"' in text
+    (log,) = re.findall(r'href="([^"]*/log\.json)"', text)
+    assert client.get(log).json()["rows"] == []
+    assert page(f"{tasks[0]}/instances")
+    of_another = page("/dags/etl/runs/r1/tasks/a")
+    assert "<h1>etl a</h1>" in of_another
+    assert 'href="/dags/etl/runs/r1"' in of_another
+    login = browser().get(run).headers["location"]
+    assert unquote(login).endswith(f"next={run}"), "one comes back to it from the login"
 
 
 def test_a_run_with_many_tasks_is_read_page_by_page(page: Get, store: Store, query: Query) -> None:

@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route as Endpoint
 
 from headgate.presentation.values import json_line, readable
 from headgate.store.access.audit import Actor, Role
@@ -33,7 +32,7 @@ from headgate.store.errors import (
 from headgate.store.inspect.audit import AuditRow
 from headgate.web import rendering
 from headgate.web.acts import RANKS, may
-from headgate.web.guard import Guard, cookie_name, path_of, session_of, to_login
+from headgate.web.guard import Endpoint, Guard, cookie_name, path_of, session_of, to_login
 from headgate.web.refusals import Refusals
 from headgate.web.routes import ROUTES, Route
 from headgate.web.senders import sender_of

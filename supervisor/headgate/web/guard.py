@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headgate.supervisor.metrics.address import is_loopback
@@ -38,6 +40,7 @@ LOGIN = "/login"
 NEXT_CHARS_MAX = 500  # as `headgate.web.views.QUERY_CHARS_MAX`: from a longer place one comes to the login all the same
 
 
+_HELD = "\uffff"  # in place of a slash in a name, while a route is looked for: it is no character, so in no name
 BROWSER = "-browser"  # ends the name of the cookie by which a browser is known that has logged in before
 
 
@@ -98,9 +101,41 @@ class Guard:
         return is_loopback(bare) or bare.lower() in self._front.hosts
 
 
+# --- paths ---------------------------------------------------------------------------------------
+#
+# The name of a run may have slashes, also ``/tasks/``, and our own links quote them. A server unquotes the path for
+# routing, which makes them slashes as any other; what was sent is beside it. If a proxy has unquoted it, a path is
+# taken as it is.
+
+
+def parts_of(scope: Scope) -> list[str]:
+    """Return the parts of the path of a request, unquoted."""
+    raw, path = scope.get("raw_path") or b"", str(scope["path"])
+    if b"%2f" in raw.lower():
+        sent = raw.decode("ascii", "replace")
+        if unquote(sent) == path:
+            return [unquote(part) for part in sent.split("/")]
+    return path.split("/")
+
+
 def path_of(request: Request) -> str:
     """Return the path of a request, quoted: that of its URL would be unquoted twice."""
-    return quote(request.scope["path"], safe="/@:+=~.")
+    return "/".join(quote(part, safe="@:+=~.") for part in parts_of(request.scope))
+
+
+class Endpoint(Route):
+    """A route in whose parts a quoted slash is one of the name, and not one between two parts."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether it takes a request, and with which parts of its path."""
+        if scope["type"] != "http":
+            return super().matches(scope)
+        path = "/".join(part.replace("/", _HELD) for part in parts_of(scope))
+        match, found = super().matches({**scope, "path": path})
+        params: dict[str, Any] = found.get("path_params", {})
+        for name, value in params.items():
+            params[name] = value.replace(_HELD, "/")
+        return match, found
 
 
 def to_login(request: Request) -> Response:

@@ -67,7 +67,8 @@ ROUTES: tuple[Route, ...] = (
     Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),
     Route("/dags/{dag}", pictures.grid),
     Route("/dags/{dag}/graph", pictures.graph),
-    # The name of a run may have slashes, so it takes all that no route before it has taken.
+    # The name of a run may have slashes, which our links quote. If a proxy has unquoted them, a run takes all that no
+    # route before it has taken.
     Route("/dags/{dag}/runs/{run:path}/tasks/{task}/log", tasks.log, role="operator", is_list=True),
     Route("/dags/{dag}/runs/{run:path}/tasks/{task}/instances", tasks.instances, is_list=True),
     Route("/dags/{dag}/runs/{run:path}/tasks/{task}", tasks.task),
