@@ -11,10 +11,11 @@ from starlette.testclient import TestClient
 from tests.store.harness import add, register
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
+from headgate.store.consuming.reading import Cursor
 from headgate.store.ids import Epoch
 from headgate.store.signals import waits
 from headgate.store.store import Store
-from headgate.store.tables import trigger
+from headgate.store.tables import consumer, trigger
 
 Get = Callable[..., str]
 HOSTILE = "<script>alert(1)</script>"
@@ -140,3 +141,41 @@ def test_streams_that_wait_are_found_among_many(page: Get, client: TestClient, s
     names = [row["name"] for row in client.get("/streams.json", params={"waits": "yes"}).json()["rows"]]
     assert names == [f"log:{triggers[1]}"]
     assert len(client.get("/streams.json").json()["rows"]) == 2
+
+
+def test_consumers_say_how_far_behind_they_are(
+    page: Get, client: TestClient, store: Store, epoch: Epoch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "There are no consumers." in page("/consumers")
+    trigger_id, _ = add(store, "orders", "other")
+    for name in [f"c{number:02}" for number in range(60)]:
+        store.consumers.add(name, "orders")
+    store.consumers.add("idle", "other")
+    fire(store, epoch, trigger_id, 5)
+    second = client.get("/events.json").json()["rows"][3]["id"]
+    store.consumers.add("half", "orders", Cursor(trigger_id, second))
+    first = client.get("/consumers.json").json()
+    rest = client.get("/consumers.json", params={"beyond": first["next_beyond"]}).json()
+    behind = {row["name"]: row["behind"] for row in first["rows"] + rest["rows"]}
+    assert behind == {row.name: row.behind for row in store.consumers.all()}, "as the command says"
+    assert (len(first["rows"]), behind["c00"], behind["half"], behind["idle"]) == (50, 5, 3, 0)
+    with store.database.writing() as tx:
+        tx.connection.execute(update(consumer).values(failures=2, last_error="KeyError: price at redis://u:s3cret@h"))
+    text = page("/consumers")
+    assert "KeyError: price" in text
+    assert "s3cret" not in text
+
+
+def test_variables_and_connections_are_listed_without_their_values(page: Get, client: TestClient, store: Store) -> None:
+    for number in range(60):
+        store.tasks.variables.put(f"v{number:02}", b"s3cret", description="the price")
+    store.tasks.connections.put("shop", b"redis://u:s3cret@h")
+    first = client.get("/variables.json").json()
+    rest = client.get("/variables.json", params={"beyond": first["next_beyond"]}).json()
+    names = [row["name"] for row in first["rows"] + rest["rows"]]
+    assert names == [f"v{number:02}" for number in range(60)]
+    assert set(first["rows"][0]) == {"name", "description", "updated_at"}
+    assert "the price" in page("/variables")
+    assert "shop" in page("/connections")
+    for path in ("/variables", "/connections"):
+        assert "s3cret" not in page(path)

@@ -16,6 +16,7 @@ from headgate.web.pages import (
     account,
     acting,
     audit,
+    consumers,
     dags,
     events,
     machines,
@@ -26,6 +27,7 @@ from headgate.web.pages import (
     signals,
     tasks,
     triggers,
+    values,
 )
 from headgate.web.views import Handler
 
@@ -62,6 +64,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/dead-letters/{id}", events.letter),
     Route("/assets", signals.assets, is_list=True, nav="Events", title="Assets"),
     Route("/assets/{id}", signals.asset),
+    Route("/consumers", consumers.listing, is_list=True, nav="Events", title="Consumers"),
     Route("/signals", signals.signals, is_list=True, nav="Events", title="Signals"),
     Route("/signals/{id}", signals.signal, role="operator"),
     Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),
@@ -75,6 +78,8 @@ ROUTES: tuple[Route, ...] = (
     Route("/dags/{dag}/runs/{run:path}", tasks.run),
     Route("/runs", runs.listing, is_list=True, nav="Tasks", title="Runs"),
     Route("/pools", machines.pools, is_list=True, nav="Tasks", title="Pools"),
+    Route("/variables", values.variables, is_list=True, nav="Tasks", title="Variables"),
+    Route("/connections", values.connections, is_list=True, nav="Tasks", title="Connections"),
     Route("/supervisors", machines.supervisors, is_list=True, nav="Machines", title="Supervisors"),
     Route("/search", searching.search, is_list=True),
     Route("/audit", audit.listing, role="operator", is_list=True, nav="Machines", title="Audit"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, ScalarSelect, and_, delete, exists, func, literal, or_, select, update
 
 from headgate.store.access.audit import Detail
 from headgate.store.access.tables import ONE
@@ -27,6 +27,8 @@ from headgate.store.tables import asset_watcher, consumer, consumer_letter, trig
 from headgate.store.triggers.watchers import check_name
 
 BEHIND_COUNTED_MAX = 10_000  # events that a consumer has not got yet: beyond that, a list says that there are more
+
+BEHIND_ON_PAGE_MAX = 1_000  # the same for a page, which has many consumers, and is to be made at once
 
 
 class ConsumerRow(msgspec.Struct, frozen=True):
@@ -144,6 +146,29 @@ class ConsumerVerbs(SetAsideVerbs):
         """Return the consumers by name, at most `CONSUMERS_LISTED_MAX`."""
         rows = tx.connection.execute(select(*_SHOWN).order_by(consumer.c.name).limit(CONSUMERS_LISTED_MAX)).all()
         return [_shown(tx, row) for row in rows]
+
+    @reading_verb
+    def some(self, tx: Tx, *, beyond: str | None = None, limit: int) -> list[ConsumerRow]:
+        """Return consumers by name, those beyond a name. All counts are at most `BEHIND_ON_PAGE_MAX`."""
+        found = select(*_SHOWN, _BEHIND.label("behind"), _SET_ASIDE.label("set_aside")).order_by(consumer.c.name)
+        if beyond is not None:
+            found = found.where(consumer.c.name > beyond)
+        return [
+            ConsumerRow(**dict(row._mapping) | {"behind": min(row.behind, BEHIND_ON_PAGE_MAX)})
+            for row in tx.connection.execute(found.limit(limit))
+        ]
+
+
+def _counted(*where: ColumnElement[bool]) -> ScalarSelect[int]:
+    some = select(literal(1)).where(*where).limit(BEHIND_ON_PAGE_MAX).correlate(consumer)
+    return select(func.count()).select_from(some.subquery()).scalar_subquery()
+
+
+_named = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == consumer.c.watcher).correlate(consumer)
+_BEHIND = _counted(
+    trigger_event.c.trigger_id == consumer.c.trigger_id, trigger_event.c.id > consumer.c.event_id
+) + _counted(trigger_event.c.trigger_id > consumer.c.trigger_id, trigger_event.c.trigger_id.in_(_named))
+_SET_ASIDE = _counted(consumer_letter.c.consumer_id == consumer.c.id, consumer_letter.c.resolved_at.is_(None))
 
 
 def _shown(tx: Tx, row: Row[tuple[object, ...]]) -> ConsumerRow:

@@ -380,10 +380,10 @@ class ValueVerbs(Verbs):
         tx.act("variables delete" if kind == "variable" else "connections delete", f"{kind} {name}")
 
     @reading
-    def listed(self, tx: Tx) -> list[NamedValue]:
-        """Return all of them by name, without their values."""
+    def listed(self, tx: Tx, *, beyond: str | None = None, limit: int | None = None) -> list[NamedValue]:
+        """Return them by name, those beyond a name, without their values; by default all."""
         table = self._table
-        rows = tx.connection.execute(
-            select(table.c.name, table.c.description, table.c.updated_at).order_by(table.c.name)
-        )
-        return [NamedValue(*row) for row in rows]
+        found = select(table.c.name, table.c.description, table.c.updated_at).order_by(table.c.name).limit(limit)
+        if beyond is not None:
+            found = found.where(table.c.name > beyond)
+        return [NamedValue(*row) for row in tx.connection.execute(found)]

@@ -46,6 +46,8 @@ def place_of(command: str) -> str | None:
             return path("dags", dag, "runs", run, "tasks", task)
         case ["streams", "drift" | "show", stream]:
             return path("streams", stream)
+        case ["consumers", "letters", _]:
+            return path("consumers")
         case ["pools", "set", *_]:
             return path("pools")
         case ["triggers", "list", "--queue", queue]:

@@ -1,0 +1,44 @@
+"""``/consumers``: which program is behind, and which has set events aside?"""
+
+from __future__ import annotations
+
+from headgate.store.consuming.consumers import BEHIND_ON_PAGE_MAX, ConsumerRow, ConsumerVerbs
+from headgate.web.cells import Cell, Column, Error, Link, State, path
+from headgate.web.views import ROWS_PER_PAGE, Answer, Listing, View, cut
+
+
+def listing(view: View) -> Answer:
+    """List the consumers by name."""
+    found = ConsumerVerbs(view.inspect.database).some(beyond=view.text("beyond"), limit=ROWS_PER_PAGE + 1)
+    rows, next_beyond = cut(found, by="name")
+    return Listing(
+        title="Consumers",
+        intro="Which program has yet to get events, and which has set some aside?",
+        columns=COLUMNS,
+        rows=rows,
+        next_beyond=next_beyond,
+        empty="There are no consumers. `headgate consumers add` makes one.",
+    )
+
+
+def _behind(row: ConsumerRow) -> Cell:
+    return f"{BEHIND_ON_PAGE_MAX:,} or more" if row.behind >= BEHIND_ON_PAGE_MAX else row.behind or None
+
+
+def _state(row: ConsumerRow) -> Cell:
+    if row.failures:
+        return State("failing")
+    return State("attention", "has set events aside") if row.set_aside else State("running", "takes events")
+
+
+COLUMNS = (
+    Column("consumer", lambda row: row.name),
+    Column("state", _state),
+    Column("watcher", lambda row: Link(path("events", watcher=row.watcher), row.watcher)),
+    Column("yet to get", _behind, is_number=True),
+    Column("set aside", lambda row: row.set_aside or None, is_number=True),
+    Column("got", lambda row: row.handed_over, is_number=True, is_minor=True),
+    Column("newest", lambda row: row.moved_at),
+    Column("failures", lambda row: row.failures or None, is_number=True),
+    Column("last error", lambda row: Error(row.last_error) if row.last_error else None),
+)
