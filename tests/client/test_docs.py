@@ -92,6 +92,6 @@ def test_signals_are_sent_once_and_listened_to(folder: Path) -> None:
 
 def test_signals_are_sent_once_over_grpc(folder: Path) -> None:
     token = {"HEADGATE_SIGNALS_TOKEN": TOKEN}
-    with serving(f"sqlite:///{folder}/home/headgate.db", **token) as (_, address):
+    with serving(f"sqlite:///{folder}/home/headgate.db", HEADGATE_SIGNALS_TOKEN=TOKEN) as (_, address):
         for _ in range(2):
             assert run(folder, "notify_far.py", SIGNALS=address, **token) == ["sent version 1", "1 {'auc': 0.93}"]

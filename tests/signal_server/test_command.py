@@ -10,6 +10,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tests.waiting import WITHIN_S
@@ -35,9 +36,12 @@ def run(url: str, *arguments: str, **more: str) -> tuple[int, str]:
 
 
 @contextmanager
-def serving(url: str, *arguments: str, **more: str) -> Generator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    url: str, *arguments: str, stderr: IO[str] | None = None, **more: str
+) -> Generator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "headgate.cli", "signals", "serve", "--grpc", "127.0.0.1:0", *arguments]
-    with subprocess.Popen(command, env=environment_of(url, **more), stdout=subprocess.PIPE, text=True) as process:
+    environment = environment_of(url, **more)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         assert process.stdout is not None
         try:
             line = process.stdout.readline()

@@ -13,12 +13,17 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+import structlog
 
 from headgate.protocol import signal_rpc
+from headgate.signal_server.refusals import RefusedTokens
 from headgate.signal_server.service import Service, TokenRequired
 from headgate.signal_server.store_thread import StoreThread
 from headgate.store.db.transaction import Database
+from headgate.supervisor.logs import process_log
 from headgate.supervisor.metrics.address import parse_address
+
+log = structlog.get_logger(__name__)
 
 CALLS_MAX = 32  # for which there is room however many listen; they wait for the one thread that has the database
 LISTENERS_MAX = 200  # each has a thread, and one answer (`headgate.signal_server.service.LISTEN_BYTES`)
@@ -111,10 +116,11 @@ class SignalServer:
         PEM. ``failed`` is called, in another thread, if it can answer no more. Raises `ServerRefused`.
         """
         _try_address(address)
+        self._refused = RefusedTokens()
         self._pool = ThreadPoolExecutor(CALLS_MAX + LISTENERS_MAX, thread_name_prefix="call")
         self._server = grpc.server(
             self._pool,
-            interceptors=[] if token is None else [TokenRequired(token)],
+            interceptors=[] if token is None else [TokenRequired(token, self._refused)],
             options=_OPTIONS,
             maximum_concurrent_rpcs=CALLS_MAX + LISTENERS_MAX,
         )
@@ -130,6 +136,13 @@ class SignalServer:
         self._store = StoreThread(database, listeners_max=LISTENERS_MAX, failed=failed)
         self._server.add_generic_rpc_handlers((Service(self._store).handlers(),))
         self._server.start()
+        log.info(
+            "serving signals",
+            address=self.address,
+            tls=identity is not None,
+            token=token is not None,
+            database=database.engine.dialect.name,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -150,6 +163,7 @@ class SignalServer:
             self._store.close()
         finally:
             self._pool.shutdown()
+            self._refused.tell_rest()
 
 
 def serve(
@@ -168,15 +182,18 @@ def serve(
     # Blocked before there are other threads, so that all of them leave these to `sigwait`.
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
-        with SignalServer(
-            database,
-            address,
-            token=token,
-            identity=identity,
-            failed=lambda: os.kill(os.getpid(), signal.SIGTERM),
-        ) as server:
-            tell(server.address)
-            signal.sigwait(ends)
+        with process_log.in_background():
+            with SignalServer(
+                database,
+                address,
+                token=token,
+                identity=identity,
+                failed=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            ) as server:
+                tell(server.address)
+                asked = signal.Signals(signal.sigwait(ends))
+                log.info("the server of signals stops", signal=asked.name, within_s=DRAIN_S)
+            log.info("the server of signals has ended")
     finally:
         while signal.sigpending() & ends:
             signal.sigwait(ends)  # a second one changes nothing

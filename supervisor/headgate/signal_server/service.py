@@ -25,6 +25,7 @@ from headgate.protocol.messages.signals import (
     text_problem,
 )
 from headgate.protocol.signal_rpc import signals_pb2 as pb
+from headgate.signal_server.refusals import RefusedTokens
 from headgate.signal_server.store_thread import Stopping, StoreThread, TooManyListeners, Waiter
 from headgate.store.errors import DATABASE_UNUSABLE, NoSuchRow, RowsRefused, StoreError, ValueRefused
 from headgate.store.ids import DagRunId
@@ -197,8 +198,9 @@ def _told(one: Signal) -> pb.Signal:
 class TokenRequired(grpc.ServerInterceptor):
     """Lets those calls through that carry the token."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, refused: RefusedTokens) -> None:
         self._expected = (signal_rpc.BEARER + token).encode()
+        self._refused = refused
 
     def intercept_service(
         self,
@@ -210,8 +212,8 @@ class TokenRequired(grpc.ServerInterceptor):
                 said = value.encode() if isinstance(value, str) else value
                 if hmac.compare_digest(said, self._expected):
                     return continuation(handler_call_details)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+        return grpc.unary_unary_rpc_method_handler(self._refuse)
 
-
-def _refuse(_request: bytes, context: grpc.ServicerContext) -> NoReturn:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")
+    def _refuse(self, _request: bytes, context: grpc.ServicerContext) -> NoReturn:
+        self._refused.add(context.peer())
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")

@@ -3,12 +3,16 @@
 Sends that wait at the same time are committed together: they have dedups, so each may be repeated, and if one of them
 is refused each is done alone.
 
+The beginning and the end of an outage of the database are logged once. While it lasts, the thread itself looks whether
+it is over, because those who have asked may ask no more.
+
 Between its jobs it waits for bells and notifications, as a client does (`headgate.client.waiting`). A listener joins
 before it looks, so what is committed after its look finds it here. One statement says which keys have moved.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -20,16 +24,23 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import structlog
+
 from headgate.client.waiting import CHECKS_S
 from headgate.protocol.messages.signals import SENDS_MAX, SentSignal
 from headgate.store.db.transaction import Database
-from headgate.store.errors import DATABASE_UNUSABLE, DatabaseReplaced, RowsRefused, ValueRefused
+from headgate.store.errors import DATABASE_UNUSABLE, DatabaseReplaced, RowsRefused, ValueRefused, described
 from headgate.store.signal_verbs import SignalVerbs
 from headgate.store.signals import reading, sending
 from headgate.store.signals.sending import NewSignal
+from headgate.supervisor.backoff import DatabaseOutage
+
+log = structlog.get_logger(__name__)
 
 JOBS_A_LOOK_MAX = 100  # jobs that are done before those that listen are looked after
-RETRY_S = 1.0  # after the database could not be listened to
+RETRY_S = 1.0  # after the database could not be used
+PROBE_SHARE = 4  # a look whether it is back that took long is followed by a pause so many times as long
+DUTY = "signals"  # the only one that this process has
 
 Result = TypeVar("Result")
 Job = Callable[[SignalVerbs], Any]
@@ -99,6 +110,8 @@ class StoreThread:
         self._is_listening = False
         self._checks = 0
         self._check_at = 0.0
+        self._outage = DatabaseOutage()
+        self._probe_at = 0.0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="signal store")
         self._thread.start()
@@ -174,9 +187,11 @@ class StoreThread:
                     os.eventfd_read(self._wakes)
                 self._look_after_listeners()  # before the jobs: among these are first looks, which must miss nothing
                 self._do_jobs()
+                self._probe()
                 self._wait()
         except BaseException as error:
             self._error = error
+            log.error("the server of signals cannot go on", error=described(error))
         finally:
             self._end()
 
@@ -225,7 +240,8 @@ class StoreThread:
     def _send(self, group: list[_Sends]) -> None:
         if len(group) > 1:
             together: Future[list[SentSignal]] = Future()
-            self._do(together, partial(self._verbs.send, [one for sends in group for one in sends.signals]))
+            together_send = partial(self._verbs.send, [one for sends in group for one in sends.signals])
+            self._do(together, together_send, writes=True)
             if together.exception() is None:
                 sent = iter(together.result())
                 for sends in group:
@@ -238,16 +254,52 @@ class StoreThread:
                 return
             # One of them is to blame: each is done alone.
         for sends in group:
-            self._do(sends.answer, partial(self._verbs.send, sends.signals))
+            self._do(sends.answer, partial(self._verbs.send, sends.signals), writes=True)
         self._is_due = True  # nobody reports what this connection has committed
 
-    def _do(self, answer: Future[Any], verb: Callable[[], Any]) -> None:
+    def _do(self, answer: Future[Any], verb: Callable[[], Any], *, writes: bool = False) -> None:
         try:
-            answer.set_result(verb())
+            result = verb()
         except Exception as error:
+            if isinstance(error, DATABASE_UNUSABLE):
+                self._failed_at(error)
             answer.set_exception(error)
             if isinstance(error, DatabaseReplaced):
                 raise  # nothing more can be stored by this process
+        else:
+            if writes:
+                self._succeeded()
+            answer.set_result(result)
+
+    # --- an outage of the database ---
+
+    def _failed_at(self, error: Exception, *, took_s: float = 0.0) -> None:
+        pause_s = max(RETRY_S, PROBE_SHARE * took_s)
+        now = time.monotonic()
+        self._probe_at = now + pause_s
+        self._outage.failed(DUTY, error, now, pause_s)
+
+    def _succeeded(self) -> None:
+        """Something was written: what is only read may be there although nothing can be sent."""
+        self._outage.succeeded(DUTY, time.monotonic())
+
+    def _is_away(self) -> bool:
+        return self._outage.away_s(time.monotonic()) > 0
+
+    def _probe(self) -> None:
+        """Look whether an outage is over."""
+        began_at = time.monotonic()
+        if not self._is_away() or began_at < self._probe_at:
+            return
+        try:
+            with self._database.writing() as tx:
+                tx.now  # noqa: B018 - PostgreSQL is asked nothing before the first statement
+        except DATABASE_UNUSABLE as error:
+            self._failed_at(error, took_s=time.monotonic() - began_at)
+        else:
+            self._succeeded()
+
+    # --- those that listen ---
 
     def _look_after_listeners(self) -> None:
         with self._lock:
@@ -263,6 +315,7 @@ class StoreThread:
                 self._look(waiters)
             self._is_listening = True
         except DATABASE_UNUSABLE as error:
+            self._failed_at(error)
             self._wake_all(error)
 
     def _look(self, waiters: list[Waiter]) -> None:
@@ -283,12 +336,15 @@ class StoreThread:
             has_waiters = bool(self._waiters)
         if self._is_due and has_waiters and self._is_listening:
             return
+        now = time.monotonic()
+        probe_in_s = max(0.0, self._probe_at - now) if self._is_away() else math.inf
         if not self._is_listening:
+            left_s = min(RETRY_S if has_waiters else math.inf, probe_in_s)
             ready = select.poll()
             ready.register(self._wakes, select.POLLIN)
-            ready.poll(RETRY_S * 1000 if has_waiters else None)
+            ready.poll(None if math.isinf(left_s) else math.ceil(left_s * 1000))
             return
-        left_s = max(0.0, self._check_at - time.monotonic())
+        left_s = min(max(0.0, self._check_at - now), probe_in_s)
         try:
             if self._database.listen_for("signals"):  # a job has lost the connection
                 self._is_due = True
@@ -296,6 +352,7 @@ class StoreThread:
                 self._is_due = True
                 self._checks = 0
         except DATABASE_UNUSABLE as error:
+            self._failed_at(error)
             self._wake_all(error)
 
     def _concerns_anyone(self, key_id: int) -> bool:
