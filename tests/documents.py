@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from headgate.protocol.messages.dags import TaskState
@@ -122,10 +123,10 @@ def settings() -> str:
     return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows]) + "\n"
 
 
-def metrics() -> str:
-    """Return what supervisors measure as Markdown."""
+def metrics(measured: Sequence[catalogue.Metric] = catalogue.ALL) -> str:
+    """Return what supervisors measure, or others, as Markdown."""
     rows = []
-    for metric in catalogue.ALL:
+    for metric in measured:
         labels = ", ".join(f"`{name}`: {', '.join(values)}" for name, values in metric.labels)
         rows.append(f"| `{metric.full_name}` | {metric.kind} | {labels} | {metric.help} |")
     return "\n".join(["| name | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"
@@ -133,7 +134,10 @@ def metrics() -> str:
 
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DEFERRAL: {"transitions": transitions, "limits": limits, "settings": settings},
-    DOCS / "metrics.md": {"metrics": metrics},
+    DOCS / "metrics.md": {
+        "metrics": metrics,
+        "metrics of servers of signals": partial(metrics, catalogue.OF_SIGNAL_SERVERS),
+    },
 }
 
 

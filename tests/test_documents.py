@@ -13,7 +13,7 @@ from tests import documents
 from tests.documents import DEFERRAL, DOCS, ROOT
 
 from headgate.cli.main import app
-from headgate.supervisor.metrics.catalogue import ALL
+from headgate.supervisor.metrics.catalogue import ALL, OF_SIGNAL_SERVERS
 
 TESTS = ROOT / "tests"
 STREAMING, SIGNALS, DAGS = (ROOT / "docs" / f"{name}.md" for name in ("streaming", "signals", "dags"))
@@ -43,7 +43,9 @@ def test_every_alert_is_explained() -> None:
     alerts = set(re.findall(r"alert: (\w+)", rules))
     assert alerts == set(re.findall(r"`(Headgate\w+)`", (DOCS / "metrics.md").read_text()))
     used = set(re.findall(r"\bheadgate_\w+", rules))
-    assert used <= {metric.full_name + end for metric in ALL for end in ("", "_sum")}, "alerts on what is not measured"
+    assert used <= {metric.full_name + end for metric in (*ALL, *OF_SIGNAL_SERVERS) for end in ("", "_sum")}, (
+        "alerts on what is not measured"
+    )
 
 
 def test_every_test_that_the_checklist_names_is_there() -> None:

@@ -9,14 +9,17 @@ from tests.cli.conftest import Call
 
 from headgate.supervisor.metrics.address import parse_address
 from headgate.supervisor.metrics.asking import Loop, Report
-from headgate.supervisor.metrics.catalogue import ALL
+from headgate.supervisor.metrics.catalogue import ALL, OF_SIGNAL_SERVERS
 from headgate.supervisor.metrics.endpoint import Endpoint
 from headgate.supervisor.metrics.figures import Figures, Snapshot
 
 
 def test_every_metric_is_listed_with_its_labels(call: Call) -> None:
     rows = call("metrics", "list", "--json").rows()
-    assert len(rows) == len(ALL)
+    names = [row["name"] for row in rows]
+    assert names[: len(ALL)] == [metric.full_name for metric in ALL]
+    assert set(names) == {metric.full_name for metric in (*ALL, *OF_SIGNAL_SERVERS)}
+    assert len(set(names)) == len(names), "those that both have stand there once"
     (steps,) = (row for row in rows if row["name"] == "headgate_task_steps_total")
     assert steps["kind"] == "counter"
     assert steps["labels"] == "outcome=succeeded|skipped|failed|deferred|handled|lost|returned"

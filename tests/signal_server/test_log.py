@@ -18,6 +18,7 @@ from tests.waiting import WITHIN_S, wait_until
 
 from headgate.protocol.signal_rpc import signals_pb2 as pb
 from headgate.signal_server import store_thread
+from headgate.signal_server.health import Health
 from headgate.signal_server.refusals import TOLD_EVERY_S, RefusedTokens
 from headgate.signal_server.server import SignalServer
 from headgate.store.db import engine
@@ -72,7 +73,7 @@ def test_callers_without_the_token_are_told_of_now_and_then(sqlite_url: str) -> 
 def test_a_caller_who_repeats_refused_calls_makes_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    refused = RefusedTokens()
+    refused = RefusedTokens(Health())
     with capture_logs() as logs:
         for number in range(100):
             refused.add(f"peer {number}")

@@ -17,10 +17,10 @@ from headgate.store.inspect.inspection import Inspection
 from headgate.store.inspect.why_facts import BY_SILENCE
 from headgate.supervisor.backoff import DatabaseOutage
 from headgate.supervisor.core import SupervisorCore
-from headgate.supervisor.metrics.asking import Loop, Report
+from headgate.supervisor.metrics.asking import AWAY_S_MAX, Loop, Report
 from headgate.supervisor.metrics.figures import Figures
 from headgate.supervisor.metrics.service_manager import ServiceManager
-from headgate.supervisor.reporting import AWAY_S_MAX, PROBLEMS_INTERVAL_S, Reported, Reporter
+from headgate.supervisor.reporting import PROBLEMS_INTERVAL_S, Reported, Reporter
 from headgate.supervisor.triggers.leases import Identity
 
 

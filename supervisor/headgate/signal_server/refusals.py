@@ -8,6 +8,9 @@ import time
 
 import structlog
 
+from headgate.signal_server.health import Health
+from headgate.supervisor.metrics import catalogue
+
 log = structlog.get_logger(__name__)
 
 TOLD_EVERY_S = 60.0  # between two lines
@@ -16,7 +19,8 @@ TOLD_EVERY_S = 60.0  # between two lines
 class RefusedTokens:
     """Logs the first refusal at once, and then at most one line in `TOLD_EVERY_S`, with how many there were."""
 
-    def __init__(self) -> None:
+    def __init__(self, health: Health) -> None:
+        self._health = health
         self._lock = threading.Lock()
         self._calls = 0  # that no line tells of
         self._peer = ""
@@ -24,6 +28,7 @@ class RefusedTokens:
 
     def add(self, peer: str) -> None:
         """Count a refused call; ``peer`` is the address that it came from."""
+        self._health.count(catalogue.SIGNALS_TOKENS_REFUSED)
         now = time.monotonic()
         with self._lock:
             self._calls, self._peer = self._calls + 1, peer

@@ -16,12 +16,14 @@ import grpc
 import structlog
 
 from headgate.protocol import signal_rpc
+from headgate.signal_server.health import Health
 from headgate.signal_server.refusals import RefusedTokens
 from headgate.signal_server.service import Service, TokenRequired
 from headgate.signal_server.store_thread import StoreThread
 from headgate.store.db.transaction import Database
 from headgate.supervisor.logs import process_log
-from headgate.supervisor.metrics.address import parse_address
+from headgate.supervisor.metrics.address import Address, parse_address
+from headgate.supervisor.metrics.endpoint import Endpoint
 
 log = structlog.get_logger(__name__)
 
@@ -83,6 +85,14 @@ def check_address(address: str, *, has_token: bool, is_encrypted: bool) -> None:
         )
 
 
+def metrics_address(text: str | None) -> Address | None:
+    """Return where metrics are answered; None if they are not. Raises `ServerRefused`."""
+    try:
+        return None if text is None else parse_address(text)
+    except ValueError as error:
+        raise ServerRefused(f"--metrics: {error}") from None
+
+
 def _try_address(address: str) -> None:
     """Raise `ServerRefused` if nothing can listen at an address: gRPC does not say why, and logs lines of its own."""
     where = parse_address(address)
@@ -93,9 +103,11 @@ def _try_address(address: str) -> None:
             probe.bind(bound)
             probe.listen()
     except OSError as error:
-        raise ServerRefused(
-            f"cannot listen on {address}: {error.strerror or error}; choose another address with --grpc"
-        ) from None
+        raise _not_open(address, error, "--grpc") from None
+
+
+def _not_open(address: str, error: OSError, option: str) -> ServerRefused:
+    return ServerRefused(f"cannot listen on {address}: {error.strerror or error}; choose another address with {option}")
 
 
 class SignalServer:
@@ -108,15 +120,19 @@ class SignalServer:
         *,
         token: str | None,
         identity: tuple[bytes, bytes] | None = None,
+        metrics: Address | None = None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
         """Open ``address`` and answer on it; port 0 takes a free one, which `address` has then.
+
+        ``metrics`` is where it answers /metrics, /livez and /readyz over HTTP, if it does; `metrics_port` is the port.
 
         Without a ``token`` everybody who reaches it may call. ``identity``: the key and the certificates for TLS, as
         PEM. ``failed`` is called, in another thread, if it can answer no more. Raises `ServerRefused`.
         """
         _try_address(address)
-        self._refused = RefusedTokens()
+        self._health = Health()
+        self._refused = RefusedTokens(self._health)
         self._pool = ThreadPoolExecutor(CALLS_MAX + LISTENERS_MAX, thread_name_prefix="call")
         self._server = grpc.server(
             self._pool,
@@ -133,9 +149,19 @@ class SignalServer:
             self._pool.shutdown()
             raise ServerRefused(f"{address} cannot be opened: {error}") from None
         self.address = f"{address.rpartition(':')[0]}:{port}"
-        self._store = StoreThread(database, listeners_max=LISTENERS_MAX, failed=failed)
-        self._server.add_generic_rpc_handlers((Service(self._store).handlers(),))
+        self._store = StoreThread(database, listeners_max=LISTENERS_MAX, failed=failed, health=self._health)
+        try:
+            self._endpoint = None if metrics is None else Endpoint(metrics, self._store.loop)
+        except OSError as error:
+            self._server.stop(None)
+            self._store.close()
+            self._pool.shutdown()
+            raise _not_open(str(metrics), error, "--metrics") from None
+        self.metrics_port = None if self._endpoint is None else self._endpoint.port
+        self._server.add_generic_rpc_handlers((Service(self._store, self._health).handlers(),))
         self._server.start()
+        if metrics is not None:
+            log.info("answering /metrics, /livez and /readyz", host=metrics.host, port=self.metrics_port)
         log.info(
             "serving signals",
             address=self.address,
@@ -157,8 +183,11 @@ class SignalServer:
 
         Raises what the thread with the database has failed with.
         """
+        self._health.is_leaving = True
         self._store.end_listeners()
         self._server.stop(DRAIN_S).wait()
+        if self._endpoint is not None:
+            self._endpoint.close()
         try:
             self._store.close()
         finally:
@@ -172,6 +201,7 @@ def serve(
     *,
     token: str | None,
     identity: tuple[bytes, bytes] | None,
+    metrics: Address | None = None,
     tell: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT; ``tell`` is given the address once it is open.
@@ -188,6 +218,7 @@ def serve(
                 address,
                 token=token,
                 identity=identity,
+                metrics=metrics,
                 failed=lambda: os.kill(os.getpid(), signal.SIGTERM),
             ) as server:
                 tell(server.address)

@@ -25,6 +25,7 @@ from headgate.protocol.messages.signals import (
     text_problem,
 )
 from headgate.protocol.signal_rpc import signals_pb2 as pb
+from headgate.signal_server.health import Health
 from headgate.signal_server.refusals import RefusedTokens
 from headgate.signal_server.store_thread import Stopping, StoreThread, TooManyListeners, Waiter
 from headgate.store.errors import DATABASE_UNUSABLE, NoSuchRow, RowsRefused, StoreError, ValueRefused
@@ -33,6 +34,7 @@ from headgate.store.signal_verbs import SignalVerbs
 from headgate.store.signals import reading
 from headgate.store.signals.reading import Signal, SignalPage
 from headgate.store.signals.sending import NewSignal, check_count
+from headgate.supervisor.metrics import catalogue
 
 SENDER_CHARS_MAX = 200  # of what a caller says of itself
 # A listener who reads nothing has one answer here, so those with large values have few of them.
@@ -53,8 +55,9 @@ _CODES: tuple[tuple[tuple[type[Exception], ...], grpc.StatusCode, bool], ...] = 
 class Service:
     """Answers the calls by the thread that has the database."""
 
-    def __init__(self, store: StoreThread) -> None:
+    def __init__(self, store: StoreThread, health: Health) -> None:
         self._store = store
+        self._health = health
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a server of gRPC is given."""
@@ -76,7 +79,7 @@ class Service:
         )
 
     def _send(self, request: pb.SendRequest, context: grpc.ServicerContext) -> pb.SendResponse:
-        with _errors_told(context):
+        with self._answering("send", context):
             check_count(len(request.signals))
             sender = _sender_of(request)
             runs: dict[tuple[str, str], DagRunId] = {}
@@ -87,13 +90,16 @@ class Service:
                     runs[run] = self._run(*run)
                 news.append(_new(one, sender, None if run is None else runs[run]))
             sent = self._store.send(news) if news else []
+            known = sum(not one.is_new for one in sent)
+            self._health.count(catalogue.SIGNALS_SENT, "stored", by=len(sent) - known)
+            self._health.count(catalogue.SIGNALS_SENT, "known", by=known)
             return pb.SendResponse(sent=[pb.SentSignal(version=one.version, is_new=one.is_new) for one in sent])
 
     def _run(self, dag: str, run_id: str) -> DagRunId:
         return self._store.call(lambda verbs: verbs.run(dag, run_id))
 
     def _list(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListResponse:
-        with _errors_told(context):
+        with self._answering("list", context):
             key, namespace = request.key, request.namespace or DEFAULT_NAMESPACE
             limit = request.limit if request.HasField("limit") else SIGNALS_PER_PAGE_MAX
 
@@ -106,7 +112,7 @@ class Service:
             return pb.ListResponse(signals=map(_told, self._store.call(look)))
 
     def _listen(self, request: pb.ListenRequest, context: grpc.ServicerContext) -> Iterator[pb.ListenResponse]:
-        with _errors_told(context), suppress(_CallerGone):
+        with self._answering("listen", context), suppress(_CallerGone):
             waiter = Waiter(request.namespace or DEFAULT_NAMESPACE, request.key)
             with self._store.joined(waiter):
                 # Its thread is free again as soon as the caller has gone.
@@ -131,6 +137,21 @@ class Service:
             if page.is_empty:
                 waiter.wait()
 
+    @contextmanager
+    def _answering(self, call: str, context: grpc.ServicerContext) -> Generator[None]:
+        """Answer with the status of an error of the block, and count the call. Other exceptions are bugs."""
+        outcome = "answered"
+        try:
+            yield
+        except tuple(kind for kinds, _, _ in _CODES for kind in kinds) as error:
+            code, is_refused = next((code, refused) for kinds, code, refused in _CODES if isinstance(error, kinds))
+            outcome = "refused" if is_refused else "failed"
+            if is_refused:
+                context.set_trailing_metadata(((signal_rpc.REFUSED, "1"),))
+            context.abort(code, str(error)[:DETAILS_CHARS_MAX])
+        finally:
+            self._health.count(catalogue.SIGNALS_CALLS, call, outcome)
+
     @staticmethod
     def _page(key: str, namespace: str, after: int, limit: int, verbs: SignalVerbs) -> SignalPage:
         return verbs.page(key, namespace, after=after, limit=limit)
@@ -151,22 +172,6 @@ def _next_limit(limit: int, page: SignalPage) -> int:
 
 class _CallerGone(Exception):
     """Nobody hears the answer any more."""
-
-
-@contextmanager
-def _errors_told(context: grpc.ServicerContext) -> Generator[None]:
-    """Answer with the status of an error of the block. Other exceptions are bugs, which gRPC logs."""
-    try:
-        yield
-    except tuple(kind for kinds, _, _ in _CODES for kind in kinds) as error:
-        _abort(context, error)
-
-
-def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    code, is_refused = next((code, refused) for kinds, code, refused in _CODES if isinstance(error, kinds))
-    if is_refused:
-        context.set_trailing_metadata(((signal_rpc.REFUSED, "1"),))
-    context.abort(code, str(error)[:DETAILS_CHARS_MAX])
 
 
 def _sender_of(request: pb.SendRequest) -> str:

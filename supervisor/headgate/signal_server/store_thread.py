@@ -28,18 +28,20 @@ import structlog
 
 from headgate.client.waiting import CHECKS_S
 from headgate.protocol.messages.signals import SENDS_MAX, SentSignal
+from headgate.signal_server.health import Health
 from headgate.store.db.transaction import Database
 from headgate.store.errors import DATABASE_UNUSABLE, DatabaseReplaced, RowsRefused, ValueRefused, described
 from headgate.store.signal_verbs import SignalVerbs
 from headgate.store.signals import reading, sending
 from headgate.store.signals.sending import NewSignal
-from headgate.supervisor.backoff import DatabaseOutage
+from headgate.supervisor.metrics.asking import Loop
 
 log = structlog.get_logger(__name__)
 
 JOBS_A_LOOK_MAX = 100  # jobs that are done before those that listen are looked after
 RETRY_S = 1.0  # after the database could not be used
 PROBE_SHARE = 4  # a look whether it is back that took long is followed by a pause so many times as long
+FRESH_S = 5.0  # whoever asks how it is hears of a database that was used within so long
 DUTY = "signals"  # the only one that this process has
 
 Result = TypeVar("Result")
@@ -94,9 +96,19 @@ class _Sends:
 class StoreThread:
     """Runs verbs for other threads on one connection. There are no more jobs than threads that wait for them."""
 
-    def __init__(self, database: Database, *, listeners_max: int, failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        listeners_max: int,
+        failed: Callable[[], None],
+        health: Health | None = None,
+    ) -> None:
         """``failed`` is called in the thread if it ends by an error, which `close` raises then."""
+        self.loop = Loop(self._wake, "the thread that has the database")  # it answers those who ask how it is
+        self._health = Health() if health is None else health
         self._database = database
+        self._kind = database.engine.dialect.name
         self._verbs = SignalVerbs(database)
         self._listeners_max = listeners_max
         self._failed = failed
@@ -110,8 +122,8 @@ class StoreThread:
         self._is_listening = False
         self._checks = 0
         self._check_at = 0.0
-        self._outage = DatabaseOutage()
         self._probe_at = 0.0
+        self._used_at = -math.inf
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="signal store")
         self._thread.start()
@@ -174,6 +186,11 @@ class StoreThread:
             self._jobs.append(job)
             self._ring()
 
+    def _wake(self) -> None:
+        with self._lock:
+            if self._wakes >= 0:
+                self._ring()
+
     def _ring(self) -> None:
         with suppress(BlockingIOError):  # it has rung often enough
             os.eventfd_write(self._wakes, 1)
@@ -183,11 +200,15 @@ class StoreThread:
     def _run(self) -> None:
         try:
             while self._goes_on():
+                self.loop.turn_began_at = time.monotonic()
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wakes)
                 self._look_after_listeners()  # before the jobs: among these are first looks, which must miss nothing
                 self._do_jobs()
                 self._probe()
+                if self.loop.is_asked:
+                    self.loop.answer(self._health.report(self._kind, len(self._waiters), self._listeners_max))
+                self.loop.turn_began_at = None
                 self._wait()
         except BaseException as error:
             self._error = error
@@ -277,19 +298,23 @@ class StoreThread:
         pause_s = max(RETRY_S, PROBE_SHARE * took_s)
         now = time.monotonic()
         self._probe_at = now + pause_s
-        self._outage.failed(DUTY, error, now, pause_s)
+        self._health.outage.failed(DUTY, error, now, pause_s)
 
     def _succeeded(self) -> None:
         """Something was written: what is only read may be there although nothing can be sent."""
-        self._outage.succeeded(DUTY, time.monotonic())
+        self._used_at = time.monotonic()
+        self._health.outage.succeeded(DUTY, self._used_at)
 
     def _is_away(self) -> bool:
-        return self._outage.away_s(time.monotonic()) > 0
+        return self._health.outage.away_s(time.monotonic()) > 0
 
     def _probe(self) -> None:
-        """Look whether an outage is over."""
+        """Look whether an outage is over, or, if somebody asks how it is, whether one has begun."""
         began_at = time.monotonic()
-        if not self._is_away() or began_at < self._probe_at:
+        if self._is_away():
+            if began_at < self._probe_at:
+                return
+        elif not self.loop.is_asked or began_at < self._used_at + FRESH_S:
             return
         try:
             with self._database.writing() as tx:

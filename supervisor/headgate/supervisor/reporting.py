@@ -25,7 +25,7 @@ from headgate.supervisor.children.process import ChildStatistics, statistics_of
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.metrics import catalogue
 from headgate.supervisor.metrics.address import Address
-from headgate.supervisor.metrics.asking import Loop, Report
+from headgate.supervisor.metrics.asking import Loop, Report, database_check, staying_check
 from headgate.supervisor.metrics.figures import Figures, Labels, Snapshot
 from headgate.supervisor.metrics.service_manager import ServiceManager
 from headgate.supervisor.metrics.streams import stream_series
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PROBLEMS_INTERVAL_S = 15.0  # between two questions to the database
-AWAY_S_MAX = 15.0  # a database that is away for longer makes a supervisor unready; shorter outages are retried away
 STATUS_INTERVAL_S = 10.0  # between two lines for systemd
 
 
@@ -168,15 +167,14 @@ class Reporter:
         )
 
     def _checks(self, now: float) -> dict[str, tuple[bool, str]]:
-        leases, runner, away_s = self._core.leases, self._core.runner, self._outage.away_s(now)
+        leases, runner = self._core.leases, self._core.runner
         lasts_s = leases.lasts_s(now) if leases.is_held else 0.0
         held = f"the lease lasts {lasts_s:.0f} s unless it is renewed" if lasts_s else "the lease has run out"
-        away = f"the database cannot be used for {away_s:.0f} s" if away_s else "the database is used"
         return {
             "lease": (lasts_s > 0, held if leases.is_held else "no lease yet"),
             "runner": (runner.state is RunnerState.RUNNING, f"the runner is {runner.state.value}"),
-            "database": (away_s <= AWAY_S_MAX, away),
-            "staying": (not self._core.is_leaving, "asked to stop" if self._core.is_leaving else "not asked to stop"),
+            "database": database_check(self._outage.away_s(now)),
+            "staying": staying_check(is_leaving=self._core.is_leaving),
         }
 
     def _gauges(self, now: float) -> dict[tuple[str, Labels], float]:

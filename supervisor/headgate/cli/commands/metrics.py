@@ -27,11 +27,11 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @app.command("list")
 def list_metrics(ctx: typer.Context, as_json: JsonOption = False) -> None:
-    """List all metrics with their labels and what they mean."""
-    from headgate.supervisor.metrics.catalogue import ALL
+    """List all metrics with their labels and what they mean; behind those of supervisors, those of `signals serve`."""
+    from headgate.supervisor.metrics.catalogue import ALL, OF_SIGNAL_SERVERS
 
     rows: list[dict[str, object]] = []
-    for metric in ALL:
+    for metric in (*ALL, *(metric for metric in OF_SIGNAL_SERVERS if metric not in ALL)):
         labels = ", ".join(f"{name}={'|'.join(values)}" for name, values in metric.labels)
         rows.append(dict(zip(_COLUMNS, (metric.full_name, metric.kind, labels, metric.help), strict=True)))
     if as_json:

@@ -232,6 +232,10 @@ def serve(
         bool,
         typer.Option("--plaintext", help="Answer other machines without TLS, for example behind a proxy."),
     ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Answer /metrics, /livez and /readyz here, over HTTP."),
+    ] = None,
 ) -> None:
     """Send and hear signals for programs elsewhere, over gRPC, until SIGTERM.
 
@@ -246,6 +250,7 @@ def serve(
 
     try:
         server.check_address(address, has_token=not no_token, is_encrypted=certificate is not None or plaintext)
+        scraped_at = server.metrics_address(metrics)
         identity = server.read_identity(certificate, key)
         token = None if no_token else server.check_token(*_token(token_file))
         with invocation(ctx).engine() as engine:
@@ -254,6 +259,7 @@ def serve(
                 address,
                 token=token,
                 identity=identity,
+                metrics=scraped_at,
                 tell=lambda at: print(f"serving signals on {at}", flush=True),
             )
     except server.ServerRefused as refused:

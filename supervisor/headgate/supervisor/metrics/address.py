@@ -24,6 +24,9 @@ class Address(msgspec.Struct, frozen=True):
         """Whether only this machine can connect."""
         return is_loopback(self.host)
 
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 def parse_address(text: str) -> Address:
     """Return the address in ``HOST:PORT``, with IPv6 addresses in brackets. Raises `ValueError`."""

@@ -1,7 +1,7 @@
-"""How threads ask the supervisor's loop how it is, and whether it turns at all.
+"""How threads ask a loop, a supervisor's or that of a server of signals, how it is, and whether it turns at all.
 
 A report is made by the loop between two turns, only while somebody waits for one: so what it says is true now, and a
-supervisor that nobody asks computes nothing. Whether the loop turns is read from one number, without asking it.
+process that nobody asks computes nothing. Whether the loop turns is read from one number, without asking it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from headgate.supervisor.metrics.figures import Snapshot
 
 REPORT_WAIT_S = 5.0  # a turn of the loop may store a slice, or wait for a database that hangs
+AWAY_S_MAX = 15.0  # a database that is away for longer makes a process unready; shorter outages are retried away
 TURN_MAX_S = 60.0  # a turn that takes longer is not one that waits for the database: its limits are shorter
 
 
@@ -30,10 +31,22 @@ class Report(msgspec.Struct, frozen=True):
         return all(holds for holds, _ in self.checks.values())
 
 
-class Loop:
-    """Where the thread asks, and the supervisor's loop answers. ``wake`` ends the wait of the loop."""
+def database_check(away_s: float) -> tuple[bool, str]:
+    """Return the check of a database that could not be used for so long; 0 if it can."""
+    words = f"the database cannot be used for {away_s:.0f} s" if away_s else "the database is used"
+    return away_s <= AWAY_S_MAX, words
 
-    def __init__(self, wake: Callable[[], object]) -> None:
+
+def staying_check(*, is_leaving: bool) -> tuple[bool, str]:
+    """Return the check of a process that may have been asked to stop."""
+    return not is_leaving, "asked to stop" if is_leaving else "not asked to stop"
+
+
+class Loop:
+    """Where the thread asks, and the loop answers. ``wake`` ends the wait of the loop, ``name`` is for people."""
+
+    def __init__(self, wake: Callable[[], object], name: str = "the supervisor's loop") -> None:
+        self.name = name
         self._wake = wake
         self._changed = threading.Condition()
         self._asked = 0

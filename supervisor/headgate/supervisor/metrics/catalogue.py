@@ -1,4 +1,4 @@
-"""Everything that is measured, once: its name, kind, help and labels.
+"""Everything that is measured, once: its name, kind, help and labels; in supervisors, and in servers of signals.
 
 The names are without the prefix ``headgate_``. Labels are fixed sets, but for the names of streams, of which a runner
 tells a limited number: so the number of series is bounded however many triggers, tasks and messages there are. The
@@ -47,7 +47,7 @@ class Metric(msgspec.Struct, frozen=True):
         return f"{PREFIX}{self.name}" + ("_total" if self.kind == "counter" else "")
 
 
-ALL: list[Metric] = []  # in the order of this module
+ALL: list[Metric] = []  # of supervisors, in the order of this module
 
 
 def _counter(name: str, text: str, **labels: tuple[str, ...]) -> Metric:
@@ -155,3 +155,40 @@ PROBLEMS = _gauge(
     "Lines of `headgate status`, the same from all supervisors of a database.",
     severity=("broken", "attention", "notice"),
 )
+
+# --- servers of signals: processes of their own (`headgate.signal_server`) ---
+SIGNALS_READY = Metric("gauge", "signals_ready", "1 if all checks of /readyz of a server of signals hold.")
+SIGNALS_CHECK = Metric(
+    "gauge", "signals_check", "1 if a check of its /readyz holds.", (("check", ("database", "staying")),)
+)
+SIGNALS_CALLS = Metric(
+    "counter",
+    "signals_calls",
+    "Calls that have ended; refused: they would be again; failed: they may be repeated.",
+    (("call", ("send", "list", "listen")), ("outcome", ("answered", "refused", "failed"))),
+)
+SIGNALS_TOKENS_REFUSED = Metric("counter", "signals_tokens_refused", "Calls without the right token.")
+SIGNALS_SENT = Metric(
+    "counter",
+    "signals_sent",
+    "Signals sent here; known: they were stored before under the same dedup.",
+    (("outcome", ("stored", "known")),),
+)
+SIGNALS_LISTENERS = Metric("gauge", "signals_listeners", "Calls that listen.")
+SIGNALS_LISTENERS_MAX = Metric("gauge", "signals_listeners_max", "Calls that may listen at once.")
+SIGNALS_MEMORY = Metric("gauge", "signals_memory_bytes", "Resident memory of a server of signals.")
+SIGNALS_CPU = Metric("counter", "signals_cpu_seconds", "CPU time of a server of signals.")
+
+OF_SIGNAL_SERVERS: list[Metric] = [
+    SIGNALS_READY,
+    SIGNALS_CHECK,
+    SIGNALS_CALLS,
+    SIGNALS_TOKENS_REFUSED,
+    SIGNALS_SENT,
+    SIGNALS_LISTENERS,
+    SIGNALS_LISTENERS_MAX,
+    SIGNALS_MEMORY,
+    SIGNALS_CPU,
+    DATABASE_ERRORS,
+    DATABASE_AWAY,
+]

@@ -129,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, body, "application/json")
 
     def _busy(self) -> str:
-        return f"the supervisor's loop has been busy for {self.server.loop.turns_for_s():.1f} s\n"
+        return f"{self.server.loop.name} has been busy for {self.server.loop.turns_for_s():.1f} s\n"
 
     def _send(self, status: HTTPStatus, body: str | bytes, content_type: str = "text/plain; charset=utf-8") -> None:
         data = body.encode() if isinstance(body, str) else body

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from headgate.protocol.version import VERSION
-from headgate.supervisor.metrics.catalogue import ALL, PREFIX, Metric
+from headgate.supervisor.metrics.catalogue import PREFIX, Metric
 from headgate.supervisor.metrics.figures import HistogramCount, Labels, Snapshot
 
 
@@ -34,7 +34,7 @@ class _Collector(Collector):
             "Versions.",
             {"version": VERSION, "python": platform.python_version(), "database": self._snapshot.database},
         )
-        for metric in ALL:
+        for metric in self._snapshot.metrics:
             if metric.kind == "histogram":
                 yield _histogram(metric, self._snapshot.histograms[metric.name])
             else:

@@ -1,9 +1,9 @@
-"""The counts of one supervisor: plain numbers, added where something happens, read by `Figures.snapshot`."""
+"""The counts of one process: plain numbers, added where something happens, read by `Figures.snapshot`."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -29,15 +29,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     histograms: Mapping[str, HistogramCount]
     gauges: Mapping[tuple[str, Labels], float]
     database: str = ""  # the kind of the database
+    metrics: Sequence[Metric] = tuple(ALL)  # that there are
 
 
 class Figures:
     """Counters and histograms. Everything starts at 0, so that a rate can be computed from the first increase on."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Sequence[Metric] = ALL) -> None:
+        """``metrics`` are those that this process has; a supervisor's unless it is said."""
         self._counts: dict[tuple[str, Labels], float] = {}
         self._histograms: dict[str, tuple[list[int], list[float]]] = {}
-        for metric in ALL:
+        for metric in metrics:
             if metric.kind == "counter" and not metric.is_of_streams:
                 self._counts.update({(metric.name, labels): 0.0 for labels in label_sets(metric)})
             elif metric.kind == "histogram":
