@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 
+from headgate.signal_server.server import DRAIN_S
+
 NEEDS_SYSTEMD = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-SERVICE, PAGES, USERS = (
-    f"etc/{name}"
-    for name in ("systemd/system/headgate.service", "systemd/system/headgate-web.service", "sysusers.d/headgate.conf")
-)
+SERVICE, PAGES, SIGNALS = (f"etc/systemd/system/headgate{name}.service" for name in ("", "-web", "-signals"))
+USERS = "etc/sysusers.d/headgate.conf"
 
 
 @pytest.fixture
@@ -52,15 +52,33 @@ def test_it_writes_units_that_run_this_installation(call: Call, installation: Pa
     assert "$" not in (root / SERVICE).read_text()
 
 
+def test_the_server_of_signals_has_a_unit_whose_token_systemd_reads(
+    call: Call, installation: Path, tmp_path: Path
+) -> None:
+    assert not (tmp_path / SIGNALS).exists()
+    called = call("service", "install", "--root", str(tmp_path), "--signals", "--user", "jobs")
+    assert called.code == 0, called.err
+    unit = settings_in((tmp_path / SIGNALS).read_text())
+    name, _, token = unit["LoadCredential"].partition(":")
+    command = unit["ExecStart"].split()
+    assert command == [*f"{installation} signals serve --grpc 127.0.0.1:50551 --token-file".split(), f"%d/{name}"]
+    assert (unit["Type"], unit["User"], unit["RestartPreventExitStatus"]) == ("notify", "jobs", "2")
+    assert int(unit["TimeoutStopSec"]) > DRAIN_S
+    assert unit["InaccessiblePaths"] == "-/var/lib/headgate/fernet.key"
+    assert f"openssl rand -hex 32 > {token}" in called.out
+    assert "systemctl enable --now headgate headgate-signals\n" in called.out
+    assert not (tmp_path / PAGES).exists()
+
+
 @NEEDS_SYSTEMD
 def test_systemd_finds_nothing_wrong_with_them(call: Call, installation: Path, tmp_path: Path) -> None:
-    assert call("service", "install", "--root", str(tmp_path), "--web").code == 0
+    assert call("service", "install", "--root", str(tmp_path), "--web", "--signals").code == 0
     checked = subprocess.run(
-        ["systemd-analyze", "verify", str(tmp_path / SERVICE), str(tmp_path / PAGES)],
+        ["systemd-analyze", "verify", *(str(tmp_path / unit) for unit in (SERVICE, PAGES, SIGNALS))],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (checked.returncode, checked.stderr) == (0, "")
-    for unit, most in ((SERVICE, 45), (PAGES, 20)):  # of 100; a unit without settings has 96
+    for unit, most in ((SERVICE, 45), (PAGES, 20), (SIGNALS, 20)):  # of 100; a unit without settings has 96
         exposed = subprocess.run(
             ["systemd-analyze", "security", "--offline=yes", f"--threshold={most}", str(tmp_path / unit)],
             capture_output=True, text=True, check=False,

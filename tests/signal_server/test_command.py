@@ -63,6 +63,17 @@ def test_it_serves_until_it_is_asked_to_stop(database_url: str, number: signal.S
             assert process.wait(WITHIN_S) == 0
 
 
+def test_systemd_is_told_when_it_is_ready_and_that_it_stops(sqlite_url: str, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(WITHIN_S)
+        with serving(sqlite_url, "--no-token", NOTIFY_SOCKET=str(tmp_path / "notify")) as (process, _):
+            assert systemd.recv(100) == b"READY=1"
+            process.send_signal(signal.SIGTERM)
+            assert systemd.recv(100) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=5000000"
+            assert process.wait(WITHIN_S) == 0
+
+
 def test_the_token_may_be_in_a_file(sqlite_url: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")

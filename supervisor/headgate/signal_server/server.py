@@ -24,6 +24,7 @@ from headgate.store.db.transaction import Database
 from headgate.supervisor.logs import process_log
 from headgate.supervisor.metrics.address import Address, parse_address
 from headgate.supervisor.metrics.endpoint import Endpoint
+from headgate.supervisor.metrics.service_manager import ServiceManager
 
 log = structlog.get_logger(__name__)
 
@@ -204,11 +205,12 @@ def serve(
     metrics: Address | None = None,
     tell: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; ``tell`` is given the address once it is open.
+    """Serve until SIGTERM or SIGINT; ``tell`` is given the address once it is open, and systemd is told as well.
 
     Raises `ServerRefused`, and `DatabaseReplaced` if nothing more can be stored.
     """
     ends = {signal.SIGTERM, signal.SIGINT}
+    manager = ServiceManager(os.environ)
     # Blocked before there are other threads, so that all of them leave these to `sigwait`.
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
@@ -222,13 +224,16 @@ def serve(
                 failed=lambda: os.kill(os.getpid(), signal.SIGTERM),
             ) as server:
                 tell(server.address)
+                manager.ready()
                 asked = signal.Signals(signal.sigwait(ends))
+                manager.stopping(DRAIN_S)
                 log.info("the server of signals stops", signal=asked.name, within_s=DRAIN_S)
             log.info("the server of signals has ended")
     finally:
         while signal.sigpending() & ends:
             signal.sigwait(ends)  # a second one changes nothing
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+        manager.close()
 
 
 def read_identity(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:

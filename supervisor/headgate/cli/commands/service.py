@@ -23,6 +23,8 @@ _SUPERVISOR = {
     "etc/sysusers.d/headgate.conf": "headgate.sysusers",
     "etc/systemd/system/headgate.service": "headgate.service",
 }
+_SIGNALS = {"etc/systemd/system/headgate-signals.service": "headgate-signals.service"}
+_TOKEN = "/etc/headgate/signals.token"  # as that unit has it
 _PAGES = {"etc/systemd/system/headgate-web.service": "headgate-web.service"}
 
 # systemd gives spaces, quotes, $ and % a meaning of their own.
@@ -37,6 +39,7 @@ def install(
         Path, typer.Option(metavar="DIR", help="The folder of headgate.toml, of your modules, and of dags/.")
     ] = FOLDER,
     web: Annotated[bool, typer.Option("--web", help="Also a unit for the pages.")] = False,
+    signals: Annotated[bool, typer.Option("--signals", help="Also a unit for the server of signals.")] = False,
     root: Annotated[
         Path, typer.Option(metavar="DIR", help="Write below this folder instead, as for the image of a machine.")
     ] = Path("/"),
@@ -48,7 +51,8 @@ def install(
     The supervisor keeps its database and its keys in /var/lib/headgate. The units run the `headgate` of the environment
     that this command is run from.
     """
-    files = _filled_in(user, folder, _SUPERVISOR | _PAGES if web else _SUPERVISOR)
+    names = _SUPERVISOR | (_PAGES if web else {}) | (_SIGNALS if signals else {})
+    files = _filled_in(user, folder, names)
     if only_print:
         for name, text in files.items():
             print(f"# /{name}\n{text}")
@@ -61,7 +65,7 @@ def install(
         beside.chmod(0o644)
         beside.replace(path)
         print(f"wrote {path}")
-    _print_next(user, folder, web=web)
+    _print_next(user, folder, web=web, signals=signals)
 
 
 def _filled_in(user: str, folder: Path, names: dict[str, str]) -> dict[str, str]:
@@ -101,11 +105,13 @@ def _to_write(files: dict[str, str], root: Path, *, force: bool) -> list[str]:
     return missing + different
 
 
-def _print_next(user: str, folder: Path, *, web: bool) -> None:
-    units = "headgate headgate-web" if web else "headgate"
+def _print_next(user: str, folder: Path, *, web: bool, signals: bool) -> None:
+    units = "headgate" + (" headgate-web" if web else "") + (" headgate-signals" if signals else "")
     print("next, as root:")
     print("  systemd-sysusers headgate.conf")
     print(f"  install -d -o {user} -g {user} {folder} {folder}/dags")
+    if signals:
+        print(f"  install -D -m 600 /dev/null {_TOKEN} && openssl rand -hex 32 > {_TOKEN}    # callers need it")
     print("  systemctl daemon-reload")
     print(f"  systemctl enable --now {units}")
     if web:
