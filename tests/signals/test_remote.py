@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -68,11 +69,11 @@ def playing() -> Iterator[tuple[Playing, str]]:
         server.stop(None).wait()
 
 
-def failing(code: grpc.StatusCode, *, refused: bool = False) -> Handler:
+def failing(code: grpc.StatusCode, *, refused: bool = False, details: str = "") -> Handler:
     def fail(_request: Any, context: grpc.ServicerContext) -> Any:
         if refused:
             context.set_trailing_metadata(((signal_rpc.REFUSED, "1"),))
-        context.abort(code, f"it is {code.name}")
+        context.abort(code, details or f"it is {code.name}")
 
     return fail
 
@@ -239,9 +240,16 @@ def test_a_timeout_that_ends_while_an_answer_is_under_way_loses_nothing(
 # --- TLS ------------------------------------------------------------------------------------------
 
 
+Identity = tuple[Path, bytes, bytes]
+
+
 @pytest.fixture(scope="module")
-def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]:
+def identity(tmp_path_factory: pytest.TempPathFactory) -> Identity:
     """The file of a certificate for 127.0.0.1, that has signed itself, its key and itself."""
+    return identity_in(tmp_path_factory.mktemp("tls"))
+
+
+def identity_in(folder: Path, *, address: str = "127.0.0.1", days: int = 1) -> Identity:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "headgate tests")])
     now = datetime.datetime.now(datetime.UTC)
@@ -251,20 +259,20 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, byt
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .not_valid_before(now - datetime.timedelta(days=10))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         .sign(key, hashes.SHA256())
     )
     pem = certificate.public_bytes(serialization.Encoding.PEM)
-    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    path = folder / "certificate.pem"
     path.write_bytes(pem)
     forms = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return path, key.private_bytes(*forms), pem
 
 
-def test_over_tls_the_certificate_is_checked(database_url: str, identity: tuple[Path, bytes, bytes]) -> None:
+def test_over_tls_the_certificate_is_checked(database_url: str, identity: Identity) -> None:
     path, key, pem = identity
     key_path = path.with_name("key.pem")
     key_path.write_bytes(key)
@@ -275,11 +283,60 @@ def test_over_tls_the_certificate_is_checked(database_url: str, identity: tuple[
         with client_of(server, certificate=path) as service:
             assert service.send_signal("a").version == 1
             assert next(service.listen_signal("me", "a", after=0)).version == 1
-        with client_of(server, retry_s=0.0) as plain, pytest.raises(SignalsUnavailable):
-            plain.send_signal("a")
-    with serving(database_url) as server, client_of(server, certificate=path, retry_s=0.0) as service:
-        with pytest.raises(SignalsUnavailable):
-            service.send_signal("a")
+        with client_of(server, retry_s=0.0) as plain:
+            with pytest.raises(
+                SignalsUnavailable, match="the link is without TLS, and a server that has a certificate"
+            ):
+                plain.send_signal("a")
+
+
+def repeated(_seconds: float) -> None:
+    raise AssertionError("there is a pause before a call is repeated")
+
+
+def refused_at_once(service: GrpcSignalService, problem: str) -> None:
+    with service:
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: service.send_signal("a"),
+            lambda: next(service.listen_signal("me", "a", after=0)),
+        )
+        for call in calls:
+            with pytest.raises(SignalsRefused) as refused:
+                call()
+            said = str(refused.value)
+            assert said.startswith(f"no link to the server of signals at {service.target}: {problem}"), said
+
+
+def test_tls_that_cannot_be_agreed_on_is_told_at_once(
+    sqlite_url: str, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of gRPC are looked for: with a version that says it otherwise these calls are repeated in vain."""
+    monkeypatch.setattr(time, "sleep", repeated)
+    path, key, pem = identity
+    others, expired = (tmp_path / name for name in ("others", "expired"))
+    for folder in (others, expired):
+        folder.mkdir()
+    other_path, other_key, other_pem = identity_in(others, address="10.1.2.3")
+    old_path, old_key, old_pem = identity_in(expired, days=-1)
+    with serving(sqlite_url, identity=(key, pem)) as server:
+        refused_at_once(
+            client_of(server, certificate=other_path), "its certificate is not trusted (self signed certificate): "
+        )
+    with serving(sqlite_url, identity=(old_key, old_pem)) as server:
+        refused_at_once(
+            client_of(server, certificate=old_path), "its certificate is not trusted (certificate has expired): "
+        )
+    with serving(sqlite_url, identity=(other_key, other_pem)) as server:
+        refused_at_once(client_of(server, certificate=other_path), "its certificate is for another host: ")
+    with serving(sqlite_url) as server:
+        refused_at_once(client_of(server, certificate=path), "it does not speak TLS: ")
+
+
+def test_what_a_server_says_of_certificates_is_no_problem_of_the_link() -> None:
+    says_so = failing(grpc.StatusCode.UNAVAILABLE, details="CERTIFICATE_VERIFY_FAILED, says the database")
+    with playing() as (played, target), GrpcSignalService(target) as service:
+        played.answers = [says_so, sent(1)]
+        assert service.send_signal("a").version == 1
 
 
 def test_to_other_machines_it_is_tls_unless_something_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 Each signal is sent with a dedup, one of its own if the caller gives none, so a call whose answer was lost is repeated,
 and the signal is stored once. A listener whose link is lost goes on behind the last version that it has seen. What is
-never repeated is a call that the server refuses.
+never repeated is a call that the server refuses, or one to a server with which TLS cannot be agreed on: this gRPC tells
+in words alone (`_tls_problem`).
 
 It needs the extra ``grpc``: ``pip install "headgate[grpc]"``.
 """
@@ -13,6 +14,7 @@ import ipaddress
 import logging
 import math
 import random
+import re
 import threading
 import time
 from collections.abc import Generator, Iterable
@@ -69,8 +71,11 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 
+_NO_LINK: Final = "failed to connect to all addresses"  # so begin the details of a call that no server has seen
+
+
 class SignalsRefused(Exception):
-    """The server refuses a call, and would do so again; the text is its reason."""
+    """The server refuses a call, or TLS cannot be agreed on with it, and it would be so again; the text says why."""
 
 
 class SignalsUnavailable(Exception):
@@ -126,7 +131,8 @@ class GrpcSignalService(BaseSignalService):
         self._sender = sender
         self._retry_s = retry_s
         self._metadata = () if token is None else ((signal_rpc.AUTHORIZATION, signal_rpc.BEARER + token),)
-        if plaintext or (certificate is None and _is_of_this_machine(target)):
+        self._is_plaintext = plaintext or (certificate is None and _is_of_this_machine(target))
+        if self._is_plaintext:
             self._channel = grpc.insecure_channel(target, _OPTIONS)
         else:
             roots = None if certificate is None else Path(certificate).read_bytes()
@@ -225,7 +231,14 @@ class GrpcSignalService(BaseSignalService):
     def told(self, error: grpc.RpcError) -> SignalsRefused | SignalsUnavailable:
         """Return what the caller of this service is told of an error of the link."""
         reason = _details_of(error)
-        return SignalsUnavailable(self.target, reason) if _may_be_repeated(error) else SignalsRefused(reason)
+        if (problem := _tls_problem(reason)) is not None:
+            return SignalsRefused(f"no link to the server of signals at {self.target}: {problem}")
+        if not _may_be_repeated(error):
+            return SignalsRefused(reason)
+        if self._is_plaintext and reason.startswith(_NO_LINK) and "Socket closed" in reason:
+            # A server that is just ending does the same, so it is not known before.
+            reason += "; the link is without TLS, and a server that has a certificate closes it: then give certificate="
+        return SignalsUnavailable(self.target, reason)
 
     @property
     def retry_s(self) -> float:
@@ -318,7 +331,26 @@ def _may_be_repeated(error: BaseException) -> bool:
     if not isinstance(error, grpc.Call):
         return False
     is_refused = any(name == signal_rpc.REFUSED for name, _ in error.trailing_metadata() or ())
-    return not is_refused and error.code() not in _FINAL
+    return not is_refused and error.code() not in _FINAL and _tls_problem(error.details() or "") is None
+
+
+def _tls_problem(details: str) -> str | None:
+    """Return why TLS can never be agreed on, and what to do, if that is what gRPC says; None if it may be later."""
+    if not details.startswith(_NO_LINK):
+        return None
+    if (found := re.search(r"CERTIFICATE_VERIFY_FAILED(?:: ([\w ()-]+))?", details)) is not None:
+        return (
+            f"its certificate is not trusted ({found[1] or 'no reason is given'}): certificate= has to be the file of "
+            f"that certificate, or of the authority that has issued it"
+        )
+    if "Hostname Verification Check failed" in details:
+        return "its certificate is for another host: use a name or an address that the certificate has"
+    if "WRONG_VERSION_NUMBER" in details:
+        return (
+            "it does not speak TLS: start it with --certificate and --key, or give plaintext=True, on its own machine "
+            "no certificate="
+        )
+    return None
 
 
 def _details_of(error: grpc.RpcError) -> str:
