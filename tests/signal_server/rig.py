@@ -70,6 +70,12 @@ class Bare:
         )
         return call(pb.ListenRequest(key=key, **fields), metadata=metadata)
 
+    def say(self, method: str, data: bytes, metadata: Any = METADATA) -> bytes:
+        """Call with these bytes; return those of the first answer."""
+        call: Any = self.channel.unary_stream(method)
+        answer: bytes = next(call(data, metadata=metadata, timeout=WITHIN_S))
+        return answer
+
 
 def status_of(call: Callable[[], object]) -> tuple[str, str]:
     """Return the status code and the details with which a call fails."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NoReturn
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 from tests.signal_server.rig import TOKEN, Bare, serving, status_of
 from tests.store.harness import OpenStore, Query
 from tests.supervisor.tasks_harness import Tasks
@@ -14,6 +16,8 @@ from tests.supervisor.tasks_harness import Tasks
 from headgate.protocol import signal_rpc
 from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX
 from headgate.protocol.signal_rpc import signals_pb2 as pb
+from headgate.signal_server.store_thread import StoreThread
+from headgate.store.errors import DatabaseAway, DatabaseFault, DatabaseReplaced, StoreError
 from headgate.store.store import Store
 
 
@@ -119,6 +123,44 @@ def test_other_arguments_are_refused_as_by_the_database(bare: Bare) -> None:
     assert status_of(lambda: next(bare.listen("")))[1].startswith("the key of a signal")
     assert status_of(lambda: bare.list("a\0"))[1].startswith("the key of a signal")
     assert bare.list("a") == []
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x0a\x03\x0a\x01\xff", b"\x0a\x7fshort"], ids=["tag", "text", "short"])
+def test_bytes_that_are_no_message_are_refused(bare: Bare, data: bytes) -> None:
+    for method, name in (
+        (signal_rpc.SEND, "SendRequest"),
+        (signal_rpc.LIST, "ListRequest"),
+        (signal_rpc.LISTEN, "ListenRequest"),
+    ):
+        said = f"the request is not a message headgate.signals.v1.{name} of signals.proto in the form of protobuf"
+        assert status_of(partial(bare.say, method, data)) == ("INVALID_ARGUMENT", said)
+    assert status_of(lambda: bare.say(signal_rpc.SEND, b"\xff", metadata=()))[0] == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (DatabaseAway("URL", "SECRET"), ("UNAVAILABLE", "the database is away: ")),
+        (DatabaseFault("URL", "SECRET"), ("UNAVAILABLE", "the database cannot be used: ")),
+        (DatabaseReplaced("URL", "SECRET"), ("UNAVAILABLE", "the database cannot be used: ")),
+        (StoreError("SECRET at URL"), ("INTERNAL", "the server of signals has failed: ")),
+        (RuntimeError("SECRET at URL"), ("INTERNAL", "the server of signals has failed: ")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_failed_here_is_in_the_log_and_not_in_the_status(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, error: Exception, status: tuple[str, str]
+) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(StoreThread, "call", fail)
+    with capture_logs() as logs, serving(sqlite_url) as server, Bare(server.address) as bare:
+        calls: tuple[Callable[[], object], ...] = (lambda: bare.list("a"), lambda: next(bare.listen("a", after=0)))
+        for call in calls:
+            assert status_of(call) == (status[0], f"{status[1]}the log of the server of signals says why")
+    told = [(record["call"], record["exc_info"]) for record in logs if record["event"] == "a call has failed"]
+    assert told == ([("list", True), ("listen", True)] if status[0] == "INTERNAL" else [])
 
 
 def test_a_frame_that_is_too_large_is_refused_before_it_is_read(bare: Bare) -> None:

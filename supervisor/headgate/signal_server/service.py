@@ -1,5 +1,8 @@
 """The three calls: messages of protobuf to verbs of the store and back, and errors to status codes.
 
+What a status says is read by programs elsewhere: it has the sentences about what they have sent, and nothing about the
+database or this process, whose errors are in the log.
+
 A call runs in a thread of its own. `Listen` sends a page and reads the next one when gRPC has taken it: HTTP/2 holds it
 up while its caller reads nothing, so such a one has a page here, its thread, and no more.
 """
@@ -10,10 +13,12 @@ import hmac
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import msgspec
+import structlog
+from google.protobuf.message import DecodeError, Message
 
 from headgate.client.signals import automatic_dedup
 from headgate.protocol import signal_rpc
@@ -28,7 +33,14 @@ from headgate.protocol.signal_rpc import signals_pb2 as pb
 from headgate.signal_server.health import Health
 from headgate.signal_server.refusals import RefusedTokens
 from headgate.signal_server.store_thread import Stopping, StoreThread, TooManyListeners, Waiter
-from headgate.store.errors import DATABASE_UNUSABLE, NoSuchRow, RowsRefused, StoreError, ValueRefused
+from headgate.store.errors import (
+    DATABASE_UNUSABLE,
+    DatabaseAway,
+    DatabaseReplaced,
+    NoSuchRow,
+    RowsRefused,
+    ValueRefused,
+)
 from headgate.store.ids import DagRunId
 from headgate.store.signal_verbs import SignalVerbs
 from headgate.store.signals import reading
@@ -36,20 +48,27 @@ from headgate.store.signals.reading import Signal, SignalPage
 from headgate.store.signals.sending import NewSignal, check_count
 from headgate.supervisor.metrics import catalogue
 
+log = structlog.get_logger(__name__)
+Request = TypeVar("Request", bound=Message)
+
 SENDER_CHARS_MAX = 200  # of what a caller says of itself
 # A listener who reads nothing has one answer here, so those with large values have few of them.
 LISTEN_BYTES = 128 * 1024  # of values, about
 LISTEN_SIGNALS_MIN = 4  # of unknown size: 192 KiB at the most
 DETAILS_CHARS_MAX = min(1000, ERROR_CHARS_MAX)  # of an error: it travels in a header
 
-# The first that fits. Those that are refused would be refused again.
-_CODES: tuple[tuple[tuple[type[Exception], ...], grpc.StatusCode, bool], ...] = (
-    ((NoSuchRow,), grpc.StatusCode.NOT_FOUND, True),
-    ((ValueRefused, RowsRefused), grpc.StatusCode.INVALID_ARGUMENT, True),
-    ((*DATABASE_UNUSABLE, Stopping), grpc.StatusCode.UNAVAILABLE, False),
-    ((TooManyListeners,), grpc.StatusCode.RESOURCE_EXHAUSTED, False),
-    ((StoreError,), grpc.StatusCode.INTERNAL, False),
+_SAYS_WHY = "the log of the server of signals says why"
+# The first that fits: its code, and what the caller is told; None: the text of the error. The others are bugs.
+_CODES: tuple[tuple[tuple[type[Exception], ...], grpc.StatusCode, str | None], ...] = (
+    ((NoSuchRow,), grpc.StatusCode.NOT_FOUND, None),
+    ((ValueRefused, RowsRefused), grpc.StatusCode.INVALID_ARGUMENT, None),
+    ((DatabaseAway,), grpc.StatusCode.UNAVAILABLE, f"the database is away: {_SAYS_WHY}"),
+    ((*DATABASE_UNUSABLE, DatabaseReplaced), grpc.StatusCode.UNAVAILABLE, f"the database cannot be used: {_SAYS_WHY}"),
+    ((Stopping,), grpc.StatusCode.UNAVAILABLE, None),
+    ((TooManyListeners,), grpc.StatusCode.RESOURCE_EXHAUSTED, None),
+    ((Exception,), grpc.StatusCode.INTERNAL, f"the server of signals has failed: {_SAYS_WHY}"),
 )
+_REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)  # they would be the same again
 
 
 class Service:
@@ -66,20 +85,22 @@ class Service:
         return grpc.method_handlers_generic_handler(
             package,
             {
+                # Requests come as bytes: gRPC would answer those that it cannot read with INTERNAL, and a traceback.
                 "Send": grpc.unary_unary_rpc_method_handler(
-                    self._send, pb.SendRequest.FromString, pb.SendResponse.SerializeToString
+                    self._send, response_serializer=pb.SendResponse.SerializeToString
                 ),
                 "List": grpc.unary_unary_rpc_method_handler(
-                    self._list, pb.ListRequest.FromString, pb.ListResponse.SerializeToString
+                    self._list, response_serializer=pb.ListResponse.SerializeToString
                 ),
                 "Listen": grpc.unary_stream_rpc_method_handler(
-                    self._listen, pb.ListenRequest.FromString, pb.ListenResponse.SerializeToString
+                    self._listen, response_serializer=pb.ListenResponse.SerializeToString
                 ),
             },
         )
 
-    def _send(self, request: pb.SendRequest, context: grpc.ServicerContext) -> pb.SendResponse:
+    def _send(self, data: bytes, context: grpc.ServicerContext) -> pb.SendResponse:
         with self._answering("send", context):
+            request = _read(pb.SendRequest, data)
             check_count(len(request.signals))
             sender = _sender_of(request)
             runs: dict[tuple[str, str], DagRunId] = {}
@@ -98,8 +119,9 @@ class Service:
     def _run(self, dag: str, run_id: str) -> DagRunId:
         return self._store.call(lambda verbs: verbs.run(dag, run_id))
 
-    def _list(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListResponse:
+    def _list(self, data: bytes, context: grpc.ServicerContext) -> pb.ListResponse:
         with self._answering("list", context):
+            request = _read(pb.ListRequest, data)
             key, namespace = request.key, request.namespace or DEFAULT_NAMESPACE
             limit = request.limit if request.HasField("limit") else SIGNALS_PER_PAGE_MAX
 
@@ -111,8 +133,9 @@ class Service:
 
             return pb.ListResponse(signals=map(_told, self._store.call(look)))
 
-    def _listen(self, request: pb.ListenRequest, context: grpc.ServicerContext) -> Iterator[pb.ListenResponse]:
+    def _listen(self, data: bytes, context: grpc.ServicerContext) -> Iterator[pb.ListenResponse]:
         with self._answering("listen", context), suppress(_CallerGone):
+            request = _read(pb.ListenRequest, data)
             waiter = Waiter(request.namespace or DEFAULT_NAMESPACE, request.key)
             with self._store.joined(waiter):
                 # Its thread is free again as soon as the caller has gone.
@@ -139,16 +162,18 @@ class Service:
 
     @contextmanager
     def _answering(self, call: str, context: grpc.ServicerContext) -> Generator[None]:
-        """Answer with the status of an error of the block, and count the call. Other exceptions are bugs."""
+        """Answer with the status of an error of the block, and count the call."""
         outcome = "answered"
         try:
             yield
-        except tuple(kind for kinds, _, _ in _CODES for kind in kinds) as error:
-            code, is_refused = next((code, refused) for kinds, code, refused in _CODES if isinstance(error, kinds))
-            outcome = "refused" if is_refused else "failed"
-            if is_refused:
+        except Exception as error:
+            code, told = next((code, told) for kinds, code, told in _CODES if isinstance(error, kinds))
+            outcome = "refused" if code in _REFUSALS else "failed"
+            if code in _REFUSALS:
                 context.set_trailing_metadata(((signal_rpc.REFUSED, "1"),))
-            context.abort(code, str(error)[:DETAILS_CHARS_MAX])
+            if code is grpc.StatusCode.INTERNAL:
+                log.error("a call has failed", call=call, exc_info=True)
+            context.abort(code, (told or str(error))[:DETAILS_CHARS_MAX])
         finally:
             self._health.count(catalogue.SIGNALS_CALLS, call, outcome)
 
@@ -172,6 +197,15 @@ def _next_limit(limit: int, page: SignalPage) -> int:
 
 class _CallerGone(Exception):
     """Nobody hears the answer any more."""
+
+
+def _read(kind: type[Request], data: bytes) -> Request:
+    """Return the message in these bytes. Raises `ValueRefused`."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        name = kind.DESCRIPTOR.full_name
+        raise ValueRefused(f"the request is not a message {name} of signals.proto in the form of protobuf") from None
 
 
 def _sender_of(request: pb.SendRequest) -> str:
