@@ -115,7 +115,7 @@ def test_an_address_that_is_in_use_is_named(sqlite_url: str) -> None:
 def test_a_short_token_and_one_without_a_file_are_refused(sqlite_url: str, tmp_path: Path) -> None:
     assert run(sqlite_url, "--grpc", "127.0.0.1:0", HEADGATE_SIGNALS_TOKEN="short") == (
         2,
-        "headgate: the token in HEADGATE_SIGNALS_TOKEN must have 16 to 1,000 characters, not 5",
+        "headgate: the token in HEADGATE_SIGNALS_TOKEN must have 16 characters or more, not 5",
     )
     code, said = run(sqlite_url, "--grpc", "127.0.0.1:0", "--token-file", str(tmp_path / "none"))
     assert (code, said) == (1, f"headgate: {tmp_path / 'none'}: No such file or directory")

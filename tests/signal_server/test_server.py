@@ -15,6 +15,7 @@ from headgate.protocol.signal_rpc import signals_pb2 as pb
 from headgate.signal_server import server as server_module
 from headgate.signal_server.server import ServerRefused, SignalServer, check_address, check_token, read_identity
 from headgate.signals import Signal
+from headgate.signals.remote import GrpcSignalService
 from headgate.store.db import engine
 from headgate.store.errors import DatabaseReplaced
 from headgate.store.signal_verbs import SignalVerbs
@@ -196,11 +197,35 @@ def test_from_other_machines_both_are(address: str) -> None:
 
 def test_a_token_has_some_length_and_can_be_sent() -> None:
     assert check_token("0123456789abcdef\n", "FILE") == "0123456789abcdef"
-    for token in ("", "short", "x" * 1001):
-        with pytest.raises(ServerRefused, match="the token in FILE must have 16 to 1,000 characters"):
-            check_token(token, "FILE")
-    with pytest.raises(ServerRefused, match="printable ASCII"):
-        check_token("ß" * 20, "FILE")
+    with pytest.raises(ServerRefused, match="the token in FILE must have 16 characters or more, not 5"):
+        check_token("short\n", "FILE")
+
+
+@pytest.mark.parametrize(
+    ("token", "problem"),
+    [
+        ("", "is empty"),
+        ("\r\n", "is empty"),
+        ("x" * 1001, "must have no more than 1,000 characters, not 1,001"),
+        ("ß" * 20, "must be of printable ASCII"),
+        ("two lines of\na file", "must be of printable ASCII characters, without line breaks"),
+        ("a tab at the end\t", "must be of printable ASCII"),
+        (" a space before it", "must not begin or end with a space"),
+        ("a space behind it \n", "must not begin or end with a space"),
+    ],
+)
+def test_a_token_that_cannot_be_sent_is_refused_on_both_sides(token: str, problem: str) -> None:
+    with pytest.raises(ServerRefused, match=f"the token in FILE {problem}"):
+        check_token(token, "FILE")
+    with pytest.raises(ValueError, match=f"the token {problem}"):
+        GrpcSignalService("127.0.0.1:1", token)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+def test_line_breaks_at_the_end_of_a_token_belong_to_the_file_on_both_sides(sqlite_url: str, end: str) -> None:
+    token = check_token(f"a token, with  spaces{end}", "FILE")
+    with serving(sqlite_url, token=token) as server, GrpcSignalService(server.address, f"{token}{end}") as service:
+        assert service.send_signal("a").version == 1
 
 
 def test_a_certificate_goes_with_its_key(tmp_path: Path) -> None:

@@ -115,14 +115,18 @@ class GrpcSignalService(BaseSignalService):
     ) -> None:
         """``target`` is the HOST:PORT of the server, and ``token`` what it was started with.
 
-        The link is TLS, unless the target is of this machine and no ``certificate`` is given, or with ``plaintext``.
-        ``certificate`` is a file with the PEM that the server's is checked by; without it those of the system are.
-        ``sender`` is text for people, which is stored with each signal. A call is repeated for ``retry_s`` seconds if
-        the server does not answer. Nothing is connected yet. Raises ValueError, and OSError for the file.
+        Line breaks at the end of the token are left out, as the server does it. The link is TLS, unless the target is
+        of this machine and no ``certificate`` is given, or with ``plaintext``. ``certificate`` is a file with the PEM
+        that the server's is checked by; without it those of the system are. ``sender`` is text for people, which is
+        stored with each signal. A call is repeated for ``retry_s`` seconds if the server does not answer. Nothing is
+        connected yet. Raises ValueError, and OSError for the file.
         """
         super().__init__(namespace)
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise ValueError("the token must be of printable ASCII characters")
+        if token is not None:
+            try:
+                token = signal_rpc.sendable_token(token)
+            except ValueError as error:
+                raise ValueError(f"the token {error}") from None
         if plaintext and certificate is not None:
             raise ValueError("plaintext=True is without TLS, which checks a certificate: give one of them")
         if target.startswith(("http://", "https://")) or not target.rpartition(":")[0]:

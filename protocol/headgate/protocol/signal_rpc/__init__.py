@@ -15,6 +15,27 @@ AUTHORIZATION: Final = "authorization"  # the metadata that carries the token
 BEARER: Final = "Bearer "
 REFUSED: Final = "headgate-refused"  # trailing metadata of an answer that will be the same if the call is repeated
 
+TOKEN_CHARS_MAX: Final = 1000
+
+
+def sendable_token(text: str) -> str:
+    """Return a token as both sides use it: without the line breaks at its end that files and variables have.
+
+    Raises ValueError, whose text goes on from "the token", for one that no call could carry: spaces at the ends of
+    metadata are lost on the way.
+    """
+    token = text.rstrip("\r\n")
+    if not token:
+        raise ValueError("is empty")
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError("must be of printable ASCII characters, without line breaks in it")
+    if token != token.strip():
+        raise ValueError("must not begin or end with a space")
+    if len(token) > TOKEN_CHARS_MAX:
+        raise ValueError(f"must have no more than {TOKEN_CHARS_MAX:,} characters, not {len(token):,}")
+    return token
+
+
 # 1,000 signals with keys, dedups and namespaces of the longest, and their values; likewise a page of them.
 REQUEST_BYTES_MAX: Final = 8 * 1024 * 1024
 RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
