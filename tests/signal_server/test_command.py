@@ -104,6 +104,28 @@ def test_what_is_not_safe_is_refused(sqlite_url: str, arguments: tuple[str, ...]
     assert (code, problem in said) == (2, True), said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variables", "problem"),
+    [
+        (("--no-token", "--token-file", "x"), {}, "--no-token goes without --token-file: callers need a token, or"),
+        (("--no-token",), {"HEADGATE_SIGNALS_TOKEN": TOKEN}, "--no-token goes without HEADGATE_SIGNALS_TOKEN: callers"),
+        (
+            ("--plaintext", "--certificate", "x", "--key", "y"),
+            {},
+            "--plaintext goes without --certificate: the link is",
+        ),
+        (("--plaintext", "--key", "y"), {}, "--plaintext goes without --key: the link is TLS, or it is not"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_options_that_contradict_each_other_are_refused(
+    sqlite_url: str, arguments: tuple[str, ...], variables: dict[str, str], problem: str
+) -> None:
+    code, said = run(sqlite_url, "--grpc", "127.0.0.1:0", *arguments, **variables)
+    assert (code, said.startswith(f"headgate: {problem}")) == (2, True), said
+    assert len(said.splitlines()) == 1
+
+
 def test_an_address_that_is_in_use_is_named(sqlite_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -248,6 +248,16 @@ def serve(
     from headgate.store.db.secrets import Secrets
     from headgate.store.db.transaction import Database
 
+    _refuse_contradictions(
+        {
+            "--no-token": no_token,
+            "--token-file": token_file is not None,
+            TOKEN_VARIABLE: bool(os.environ.get(TOKEN_VARIABLE)),
+            "--plaintext": plaintext,
+            "--certificate": certificate is not None,
+            "--key": key is not None,
+        }
+    )
     try:
         server.check_address(address, has_token=not no_token, is_encrypted=certificate is not None or plaintext)
         scraped_at = server.metrics_address(metrics)
@@ -264,6 +274,21 @@ def serve(
             )
     except server.ServerRefused as refused:
         raise CommandError(str(refused), exit_code=2) from refused
+
+
+_CONTRADICTIONS = (
+    ("--no-token", "--token-file", "callers need a token, or they do not"),
+    ("--no-token", TOKEN_VARIABLE, "callers need a token, or they do not; unset the variable to answer everybody"),
+    ("--plaintext", "--certificate", "the link is TLS, or it is not"),
+    ("--plaintext", "--key", "the link is TLS, or it is not"),
+)
+
+
+def _refuse_contradictions(given: dict[str, bool]) -> None:
+    """Raise `CommandError` if of two that exclude each other both are given: neither is followed silently."""
+    for one, other, why in _CONTRADICTIONS:
+        if given[one] and given[other]:
+            raise CommandError(f"{one} goes without {other}: {why}", exit_code=2)
 
 
 def _token(file: Path | None) -> tuple[str, str]:
