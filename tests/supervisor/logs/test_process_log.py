@@ -172,6 +172,27 @@ def test_a_relayed_record_may_hold_anything(log_format: Literal["json", "human"]
     assert str(record.get("event", "")) in (lines(stream)[0]["event"] if log_format == "json" else stream.getvalue())
 
 
+class Unshown:
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize("log_format", ["json", "human"])
+def test_a_record_of_ours_may_hold_anything_too(log_format: Literal["json", "human"]) -> None:
+    stream = configured(log_format=log_format)
+    huge = 10**5_000
+
+    structlog.get_logger("headgate.x").warning("read", number=huge, within=[huge], other=Unshown(), lag=7)
+    process_log.relay({"event": "read", "level": "info", "number": huge})
+
+    ours, relayed = lines(stream)
+    assert (ours["event"], ours["level"], ours["number"], ours["lag"]) == ("read", "warning", hex(huge), "7")
+    assert ours["within"].startswith("<list that cannot be shown: Exceeds the limit")
+    assert ours["other"] == "<Unshown that cannot be shown: not now>"
+    assert ("render_error" in ours) == (log_format == "human")
+    assert relayed["number"] == hex(huge)
+
+
 def test_a_log_nobody_reads_stops_nothing() -> None:
     configured(Gone())
 

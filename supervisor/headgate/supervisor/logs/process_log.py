@@ -56,8 +56,12 @@ class _Sink:
         return sys.stderr if self._stream is None else self._stream
 
     def render(self, record: Record) -> str:
+        """Return the line of a record; never raises, whatever it holds: it must not cost the work that it tells of."""
         if self._human is not None:
-            return str(self._human(None, str(record.get("level")), dict(record)))
+            try:
+                return str(self._human(None, str(record.get("level")), dict(record)))
+            except Exception as exc:  # a value that the renderer cannot show must not cost the record
+                record = {**record, "render_error": repr(exc)}
         return _json_line(record)
 
     def write(self, line: str) -> None:
@@ -197,11 +201,7 @@ def relay(record: Record) -> None:
     for key in ("exception", "stack"):
         if key in fields:
             fields[key] = str(fields[key])
-    try:
-        line = sink.render(fields)
-    except Exception as exc:  # a value that the renderer cannot show must not cost the record
-        line = _json_line({**fields, "render_error": repr(exc)})
-    sink.write(line)
+    sink.write(sink.render(fields))
 
 
 def _json_line(record: Record) -> str:
@@ -209,9 +209,20 @@ def _json_line(record: Record) -> str:
     ordered.update(record)
     try:
         return json.dumps(ordered, default=repr)
-    except (TypeError, ValueError, RecursionError):
-        # A dict with keys that JSON does not have, or a cycle: at least the fields stay separate.
-        return json.dumps({key: value if isinstance(value, str) else repr(value) for key, value in ordered.items()})
+    except Exception:
+        # A dict with keys that JSON does not have, a cycle, an int of more digits than Python writes, an object whose
+        # repr fails: at least the fields stay separate.
+        return json.dumps({key: _plain(value) for key, value in ordered.items()})
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return repr(value)
+    except Exception as error:
+        # As commands and pages show such an int; one that is within something else is not looked for.
+        return hex(value) if isinstance(value, int) else f"<{type(value).__name__} that cannot be shown: {error}>"
 
 
 def _text_of_time(seconds: float | None) -> str:
