@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.store.db.test_engine import terminate_backends
 from tests.store.harness import add, register
+from tests.waiting import WITHIN_S
 
 from headgate.store.db import bells, changes
 from headgate.store.db.engine import open_engine
@@ -22,13 +23,12 @@ from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway
 from headgate.store.store import Store
 
-ARRIVES_WITHIN_S = 10.0  # a notification that takes longer than this does not come
 NEVER_S = 1000.0  # longer than any test
 
 
 def hears(store: Store) -> bool:
     """Whether the store has news now; on PostgreSQL, as soon as the server has said what it has to say."""
-    deadline = time.monotonic() + ARRIVES_WITHIN_S
+    deadline = time.monotonic() + WITHIN_S
     while not store.has_changes():
         assert store.database._connection is not None
         driver = store.database._connection.connection.driver_connection
@@ -146,7 +146,7 @@ def test_a_descriptor_says_when_there_is_news(database_url: str, secrets: Secret
         add(store, "my own")
         assert not store.has_changes()
         add(other, "new")
-        assert rings(bell, ARRIVES_WITHIN_S)
+        assert rings(bell, WITHIN_S)
         assert rings(bell), "until it is asked"
         assert store.has_changes()
         assert not rings(bell)
@@ -155,7 +155,7 @@ def test_a_descriptor_says_when_there_is_news(database_url: str, secrets: Secret
         assert not rings(bell)
         assert store.has_changes()
         add(other, "later")
-        assert rings(bell, ARRIVES_WITHIN_S), "the same descriptor, over another connection"
+        assert rings(bell, WITHIN_S), "the same descriptor, over another connection"
 
 
 def test_a_connection_that_is_lost_rings_too(postgres_url: str, secrets: Secrets) -> None:
@@ -164,7 +164,7 @@ def test_a_connection_that_is_lost_rings_too(postgres_url: str, secrets: Secrets
         store.has_changes()
         store.has_changes()
         terminate_backends(postgres_url)
-        assert rings(bell, ARRIVES_WITHIN_S)
+        assert rings(bell, WITHIN_S)
         with pytest.raises(DatabaseAway):
             hears(store)
         assert not rings(bell)
@@ -179,7 +179,7 @@ def test_news_that_come_with_another_answer_are_heard_although_nothing_rings(
         store.has_changes()
         store.has_changes()
         add(other, "new")
-        assert rings(bell, ARRIVES_WITHIN_S)
+        assert rings(bell, WITHIN_S)
         store.live_triggerers()  # the driver reads what has arrived together with the answer
         assert not rings(bell)
         assert store.has_changes()
@@ -281,7 +281,7 @@ def test_an_idle_reader_on_sqlite_looks_once_and_hears_of_events(
         with ThreadPoolExecutor(1) as pool:
             waits = pool.submit(reader.wait, NEVER_S)
             other.put_event("known", b"2")
-            assert waits.result(ARRIVES_WITHIN_S)
+            assert waits.result(WITHIN_S)
 
 
 def test_a_reader_without_a_bell_looks_by_itself(
@@ -296,7 +296,7 @@ def test_a_reader_without_a_bell_looks_by_itself(
         with ThreadPoolExecutor(1) as pool:
             waits = pool.submit(reader.wait, NEVER_S)
             other.put_event("known", b"1")
-            assert waits.result(ARRIVES_WITHIN_S)
+            assert waits.result(WITHIN_S)
 
 
 def test_a_bell_that_was_taken_down_is_hung_up_again(

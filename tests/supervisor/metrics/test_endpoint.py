@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import pytest
+from tests.waiting import WITHIN_S
 
 from headgate.supervisor.metrics import asking, endpoint
 from headgate.supervisor.metrics.address import parse_address
@@ -48,7 +49,7 @@ def served(answering: Answering) -> Iterator[Endpoint]:
 
 
 def get(served: Endpoint, path: str, *, method: str = "GET", **headers: str) -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=WITHIN_S)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -128,7 +129,7 @@ def test_an_address_for_all_machines_takes_every_name(answering: Answering) -> N
 
 def test_clients_that_say_nothing_are_few_and_are_left(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(endpoint.REQUESTS_MAX)]
-    one_more = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+    one_more = socket.create_connection(("127.0.0.1", served.port), timeout=WITHIN_S)
     assert one_more.recv(1) == b"", "more than REQUESTS_MAX at a time are served"
     for connection in (*silent, one_more):
         connection.close()
@@ -138,7 +139,7 @@ def test_a_client_that_does_not_go_on_is_left(answering: Answering, monkeypatch:
     monkeypatch.setattr(endpoint._Handler, "timeout", 0.05)
     opened = Endpoint(HERE, answering.loop)
     try:
-        with socket.create_connection(("127.0.0.1", opened.port), timeout=10) as slow:
+        with socket.create_connection(("127.0.0.1", opened.port), timeout=WITHIN_S) as slow:
             slow.sendall(b"GET /metr")
             assert slow.recv(1) == b""
         assert get(opened, "/livez")[0] == 200
