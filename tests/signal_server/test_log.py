@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.signal_server.rig import TOKEN, Bare, away, database_of, serving, status_of
 from tests.signal_server.test_command import serving as serving_process
+from tests.signals.test_remote import identity_in
 from tests.waiting import WITHIN_S, wait_until
 
 from headgate.protocol.signal_rpc import signals_pb2 as pb
@@ -57,6 +60,24 @@ def test_its_log_has_the_format_that_is_set(
     }
     assert (lines[0]["level"], lines[0]["logger"]) == ("info", "headgate.signal_server.server")
     assert lines[1]["signal"] == "SIGTERM"
+
+
+def test_a_handshake_that_fails_adds_no_line_of_another_form(sqlite_url: str, tmp_path: Path) -> None:
+    log, (certificate, key, _) = tmp_path / "log", identity_in(tmp_path)
+    (tmp_path / "key.pem").write_bytes(key)
+    tls = ("--certificate", str(certificate), "--key", str(tmp_path / "key.pem"))
+    with log.open("w") as stderr:
+        with serving_process(sqlite_url, "--no-token", *tls, stderr=stderr) as (process, address):
+            host, _, port = address.rpartition(":")
+            with socket.create_connection((host, int(port)), WITHIN_S) as link:
+                link.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                with suppress(ConnectionResetError):
+                    while link.recv(1000):
+                        pass  # until the server has closed it
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WITHIN_S) == 0
+    first, *_ = [json.loads(line) for line in log.read_text().splitlines()]
+    assert (first["event"], first["tls"]) == ("serving signals", True)
 
 
 def test_callers_without_the_token_are_told_of_now_and_then(sqlite_url: str) -> None:

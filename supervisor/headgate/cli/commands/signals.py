@@ -241,6 +241,8 @@ def serve(
 
     It needs the extra `grpc` of the package (docs/signals.md).
     """
+    # gRPC's C code would write lines of its own between those of the log, one for each handshake that fails.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from headgate.signal_server import server
     except ImportError as error:
