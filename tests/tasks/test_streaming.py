@@ -289,6 +289,36 @@ def test_the_failure_of_a_trigger_is_raised_as_without_a_stream_and_moves_nothin
     assert (outcome.error, outcome.handled) == ("TaskDeferralError: gone", None)
 
 
+class Some(BaseOperator):
+    """Takes so many events, and ends the stream in the middle of a call."""
+
+    def __init__(self, *, tells: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.tells = tells
+
+    def execute(self, context: Any) -> None:
+        self.defer(trigger=TimeDeltaTrigger(SECOND), stream=True, kwargs={"total": 0})
+
+    def handle_trigger_events(self, events: Any, context: Any, total: int) -> dict[str, Any]:
+        for event in events:
+            total += event.payload
+            if self.tells:
+                self.handled(event)
+            if total >= 3:
+                self.end_stream()
+                break
+        return {"total": total}
+
+
+@pytest.mark.parametrize(("tells", "handled"), [(True, (102, 2, {"total": 3})), (False, (104, 4, {"total": 3}))])
+def test_who_ends_a_stream_has_handled_the_events_that_the_call_has_named(
+    *, tells: bool, handled: tuple[int, int, Any]
+) -> None:
+    outcome = step(Some(task_id="t", tells=tells), part(1, 2, 3, 4), kwargs=b'{"total":0}')
+    assert isinstance(outcome, StepSucceeded)
+    assert come(outcome) == handled
+
+
 # --- a method that takes one event ---------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from tests.triggers.test_http import serving, status
 
 from headgate.testing import RoundTripFailed, TriggerFailed, run_trigger
 from headgate.triggers.base import TriggerEvent
-from headgate.triggers.http import HttpPagesTrigger, HttpTriggerError
+from headgate.triggers.http import PAGE_BYTES_MAX, HttpPagesTrigger, HttpTriggerError
 from headgate.triggers.paging import Page, PagedTrigger
 
 ROWS = {None: Page([1, 2], next="b"), "b": Page([], next={"c": 3}), "last": Page([4])}
@@ -122,6 +122,12 @@ def test_pages_are_read_by_the_link_header() -> None:
     assert [e.payload["rows"] for e in events] == [[1], [2]]
 
 
+def test_a_page_may_be_as_long_as_an_event() -> None:
+    with serving(status(200, b'["' + b"x" * 1_000_000 + b'"]')) as server:
+        (event,) = run_trigger(HttpPagesTrigger(server.url))
+    assert len(event.payload["rows"][0]) == 1_000_000
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
@@ -130,7 +136,7 @@ def test_pages_are_read_by_the_link_header() -> None:
         (b"no json", "not a page: DecodeError: "),
         (b'{"users": [], "next": 5}', "not a page: TypeError: the next page is 5, not a URL"),
         (b'{"users": [], "next": "http://127.0.0.2/"}', "not a page: ValueError: the next page is at another scheme"),
-        (b" " * 300_000, "the body is longer than 262,144 bytes"),
+        (b" " * (PAGE_BYTES_MAX + 1), "the body is longer than 8,388,608 bytes"),
     ],
 )
 def test_a_response_that_is_no_page_is_an_error_that_names_the_url(body: bytes, problem: str) -> None:

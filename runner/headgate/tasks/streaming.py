@@ -137,7 +137,8 @@ class StreamStep:
                 f"{self._name} must return the state for its next call, a dict, or None if it is unchanged, "
                 f"not {state!r:.100}"
             )
-        self._move(len(self._events), state)
+        # One that ends the stream says with `handled` how far it has come; what lies behind is nobody's doing.
+        self._move(self._done if self._ends_early and self._done else len(self._events), state)
 
     def _handle_each(self, context: Context) -> None:
         """Call a method that takes one event for each, which counts as handled as soon as the method returns."""

@@ -22,6 +22,7 @@ POLL_INTERVAL_S = 5.0
 TIMEOUT_S = 10.0  # one try as a whole: name, connection, headers and body
 TRIES_MAX = 5  # enough for a service to restart; one that is down is to be reported
 BODY_BYTES_MAX = 256 * 1024  # well below the limit of an event, even if its text grows when it is encoded
+PAGE_BYTES_MAX = 8 * 1024 * 1024  # in memory; how long an event may be decides `event_bytes_max`
 HEADERS_KEPT = ("content-type", "date", "etag", "last-modified", "location", "retry-after")
 NOT_THERE_YET = 404  # a resource that is not created yet; any other 4xx is permanent
 
@@ -134,7 +135,7 @@ class HttpTrigger(BaseTrigger):
         return None
 
     async def _payload(self, response: httpx2.Response) -> dict[str, Any]:
-        body = await _body_of(response)
+        body = await _body_of(response, BODY_BYTES_MAX)
         try:
             text = body.decode(response.charset_encoding or "utf-8", errors="replace")
         except LookupError:  # an unknown charset
@@ -153,7 +154,7 @@ class HttpPagesTrigger(PagedTrigger):
     host and port, because it gets the same headers.
 
     A try fails if there is no complete response within ``timeout_s`` seconds, if the connection fails, and if the
-    response is an error status, longer than ``BODY_BYTES_MAX`` or not of this form. Raises ValueError for invalid
+    response is an error status, longer than ``PAGE_BYTES_MAX`` or not of this form. Raises ValueError for invalid
     arguments.
     """
 
@@ -180,7 +181,7 @@ class HttpPagesTrigger(PagedTrigger):
             ):
                 if not response.is_success:
                     raise HttpTriggerError(_without_secrets(str(url)), f"status {response.status_code}")
-                body = await _body_of(response)
+                body = await _body_of(response, PAGE_BYTES_MAX)
         try:
             return self._page_of(msgspec.json.decode(body), response)
         except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
@@ -207,17 +208,17 @@ class _TryFailed(Exception):
     """One try failed; its cause, if any, is the client's error."""
 
 
-async def _body_of(response: httpx2.Response) -> bytes:
-    """Return the body. Raises `HttpTriggerError` if it is longer than `BODY_BYTES_MAX`."""
+async def _body_of(response: httpx2.Response, bytes_max: int) -> bytes:
+    """Return the body. Raises `HttpTriggerError` if it is longer than ``bytes_max``."""
     body = bytearray()
     # A cancellation ends the client's nested generators from within; leaving the loop would abandon them.
     with trio.CancelScope() as reading:
         async for piece in response.aiter_bytes():
             body += piece
-            if len(body) > BODY_BYTES_MAX:
+            if len(body) > bytes_max:
                 reading.cancel()
-    if len(body) > BODY_BYTES_MAX:
-        raise HttpTriggerError(_without_secrets(str(response.url)), f"the body is longer than {BODY_BYTES_MAX:,} bytes")
+    if len(body) > bytes_max:
+        raise HttpTriggerError(_without_secrets(str(response.url)), f"the body is longer than {bytes_max:,} bytes")
     return bytes(body)
 
 

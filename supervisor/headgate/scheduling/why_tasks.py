@@ -456,7 +456,7 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
     told += why_maps.known(facts)
     told += [("rule", why_triggers.rule_line(rule)) for rule in facts.rules]
     if facts.stream is not None:
-        told.append(("stream", _stream(facts.stream)))
+        told.append(("stream", _stream(facts.stream, has_ended=facts.state in TERMINAL)))
     if facts.owner is not None:
         told += owner_facts(facts.owner)
     if facts.trigger is not None:
@@ -472,7 +472,10 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
     return told
 
 
-def _stream(stream: TaskStreamFacts) -> str:
+def _stream(stream: TaskStreamFacts, *, has_ended: bool) -> str:
+    if has_ended:
+        left = f"; {stream.waiting:,} that are stored are handled by nobody" if stream.waiting else ""
+        return f"{stream.handled:,} events handled{left}"
     waits = f"{stream.waiting:,} wait" if stream.waiting != 1 else "1 waits"
     whole = f" for a batch of {stream.wanted:,}" if stream.contract == "batch" and stream.ended_as is None else ""
     over = "" if stream.ended_as is None else "; no more will come"

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import pytest
 from tests.store.harness import Clock, OpenStore, Query
-from tests.store.tasks.streams_harness import Streams, payloads, stream_wait
+from tests.store.tasks.streams_harness import Streams, handled, payloads, stream_wait
 from tests.supervisor.tasks_harness import event_of
 
 from headgate.protocol.messages.dags import TaskState
@@ -201,3 +201,17 @@ def test_why_says_how_far_a_stream_has_come_and_what_it_waits_for(store: Store, 
     told = store.inspect.why_task(store.inspect.find_task("etl", "r1", "a"))
     assert ("stream", "3 events handled, 3 wait for a batch of 9") in told.facts
     assert told.reason == "trigger_ending"
+
+
+@pytest.mark.parametrize(("stored", "left"), [(3, "; 1 that are stored are handled by nobody"), (2, "")])
+def test_why_says_what_a_task_that_has_ended_has_left_in_the_log(
+    store: Store, query: Query, stored: int, left: str
+) -> None:
+    """Their messages are acknowledged, so no other run gets them."""
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    tasks.fire(*range(stored))
+    task, part = tasks.take()
+    tasks.end(task.token, StepSucceeded(handled=handled(part, number=2)))
+    told = store.inspect.why_task(store.inspect.find_task("etl", "r1", "a"))
+    assert ("stream", f"2 events handled{left}") in told.facts
