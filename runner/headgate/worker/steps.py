@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from headgate.child.error_text import describe_error
 from headgate.child.queries import QueryHandler
@@ -32,6 +32,10 @@ from headgate.tasks.maps.outputs import XComPageReader
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.parsing import load_dags
 from headgate.worker.stops import StepStopped
+
+# A file that was changed so many seconds ago, or will be by a clock that differs, may not be parsed yet: who has sent
+# the step knows the tasks that stood in it before.
+CHANGED_LATELY_S: Final = 60.0
 
 Killing = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
@@ -77,13 +81,24 @@ def find_task(file: str, dag_id: str, task_id: str) -> BaseOperator | StepFailed
     dag = dags.get(dag_id)
     if dag is None:
         found = ", ".join(map(repr, dags)) or "none"
-        return StepFailed(f"the DAG file {file}, as it is here, has no DAG {dag_id!r}; it has {found:.1000}")
+        return _absent(file, f"the DAG file {file}, as it is here, has no DAG {dag_id!r}; it has {found:.1000}")
     operator = dag.tasks.get(task_id)
     if operator is None:
         found = ", ".join(map(repr, dag.tasks)) or "none"
         problem = f"DAG {dag_id!r} of the file {file}, as it is here, has no task {task_id!r}; it has {found:.1000}"
-        return StepFailed(problem)
+        return _absent(file, problem)
     return operator
+
+
+def _absent(file: str, problem: str) -> StepFailed | StepNotBegun:
+    """Return the end of a step whose task is not in its file: if that was just changed, the task loses no try."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return StepNotBegun(problem)  # it is being replaced
+    # The time of its content may be an old one, if it was copied with it.
+    age_s = time.time() - max(found.st_mtime, found.st_ctime)
+    return StepNotBegun(problem) if abs(age_s) < CHANGED_LATELY_S else StepFailed(problem)
 
 
 def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:

@@ -20,6 +20,8 @@ from headgate.supervisor.children import worker as worker_module
 from headgate.supervisor.children.process import scrub, start_worker
 from headgate.supervisor.executors import local
 from headgate.supervisor.executors.base import StepLost
+from headgate.worker import steps
+from headgate.worker.steps import find_task
 
 # --- outcomes ------------------------------------------------------------------------------------
 
@@ -97,15 +99,27 @@ def test_the_context_says_what_the_run_is_for(author: Author, pool: Pool) -> Non
     assert [(asset, payload, moment.timestamp()) for asset, payload, moment in events] == [("s3://a", {"n": 1}, 3600.0)]
 
 
-def test_a_dag_or_task_that_is_gone_is_named(author: Author, pool: Pool) -> None:
+def test_a_dag_or_task_that_was_there_a_moment_ago_is_named_and_costs_no_try(author: Author, pool: Pool) -> None:
+    """The supervisor reads the file in a moment, and knows then that the task is gone."""
     step = author.step("def f(context): pass")
+    os.utime(step.file, (1_000_000_000, 1_000_000_000))  # copied, with the time that it had elsewhere
     for fields, error in (
         ({"task_id": "gone"}, r"DAG 'd' of the file .*, as it is here, has no task 'gone'; it has 't'"),
         ({"dag_id": "gone"}, r", as it is here, has no DAG 'gone'; it has 'd'"),
     ):
         outcome = pool.run(author.step_of(Path(step.file), **fields))
-        assert isinstance(outcome, StepFailed)
-        assert re.search(error, outcome.error), outcome.error
+        assert isinstance(outcome, StepNotBegun)
+        assert re.search(error, outcome.reason), outcome.reason
+
+
+@pytest.mark.parametrize("names", [("d", "gone"), ("gone", "t")])
+def test_a_dag_or_task_that_its_file_has_had_no_more_for_a_while_fails(
+    author: Author, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
+) -> None:
+    step = author.step("def f(context): pass")
+    assert isinstance(find_task(step.file, *names), StepNotBegun)
+    monkeypatch.setattr(steps, "CHANGED_LATELY_S", -1.0)
+    assert isinstance(find_task(step.file, *names), StepFailed)
 
 
 def test_a_step_whose_file_is_not_there_has_not_begun(author: Author, pool: Pool, tmp_path: Path) -> None:
