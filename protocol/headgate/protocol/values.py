@@ -80,6 +80,8 @@ _TYPES: Final = frozenset(
     {str, bool, type(None), int, float, list, dict, tuple, set, frozenset, bytes}
     | {datetime, date, time, timedelta, Decimal, UUID}
 )
+_VIEWS: Final = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
+_LISTABLE: Final = frozenset({range, map, filter, zip, enumerate, reversed, types.GeneratorType, *_VIEWS})
 _registered_by_type: Final[dict[type[Any], _Registered]] = {}
 _registered_by_name: Final[dict[str, _Registered]] = {}
 
@@ -182,7 +184,8 @@ class _Tagger:
         registered = _registered_by_type.get(kind)
         if registered is None and kind not in _TYPES:
             # A class of headgate's may say what to give in its place.
-            raise ValueNotSerializable(path, f"is {describe_type(kind)}{getattr(kind, 'encode_hint', '')}")
+            hint = ": make a list of it" if kind in _LISTABLE else getattr(kind, "encode_hint", "")
+            raise ValueNotSerializable(path, f"is {describe_type(kind)}{hint}")
         if id(value) in self._ancestors:
             raise ValueNotSerializable(path, "contains itself")
         if depth == DEPTH_MAX:

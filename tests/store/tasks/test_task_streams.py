@@ -10,7 +10,7 @@ from tests.store.harness import Clock, OpenStore, Query
 from tests.store.tasks.streams_harness import Streams, handled, payloads, stream_wait
 
 from headgate.protocol.messages.dags import StartTrigger, TaskState
-from headgate.protocol.messages.steps import StepHandled, XCom
+from headgate.protocol.messages.steps import StepFailed, StepHandled, XCom
 from headgate.protocol.messages.task_streams import Handled, StreamOptions, StreamPart
 from headgate.protocol.values import decode_value
 from headgate.scheduling import states
@@ -279,6 +279,25 @@ def test_an_event_that_ends_the_task_ends_it_after_all_before(
     value = store.tasks.pull_xcom(tasks.run, "a", "rows")
     assert value is not None
     assert decode_value(value) == 7
+
+
+@pytest.mark.parametrize("elements", [None, "each"])
+def test_a_task_that_its_trigger_ends_well_tells_of_no_error_of_an_earlier_try(
+    store: Store, query: Query, elements: Any
+) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it(stream_wait(StreamOptions(elements=elements)))
+    tasks.finish("failed", error="no more pages")
+    tasks.end(tasks.take()[0].token, StepFailed("TaskDeferralError: no more pages"))
+    assert tasks.row()["last_error"]
+    tasks.let_go()
+    tasks.retry()
+    tasks.stream_it(stream_wait(StreamOptions(elements=elements)))
+    if elements is None:
+        tasks.fire({"xcoms": {}}, kind="success")
+    else:
+        tasks.fire([1, 2], is_last=True)
+    assert (tasks.state(), tasks.row()["last_error"]) == (S.SUCCESS, None)
 
 
 def test_a_task_that_ends_its_stream_itself_ends_its_trigger(store: Store, query: Query) -> None:

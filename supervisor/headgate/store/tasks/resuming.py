@@ -47,7 +47,7 @@ def end_task(tx: Tx, task: LockedTask, kind: EventKind, payload: bytes) -> TaskS
             reason = "its trigger ended it with a TaskFailedEvent"
             state = task_rows.fail(tx, task, ends["failed"], ends["to_retry"], reason)
         else:
-            state = task_rows.apply(tx, task, ends[kind])
+            state = task_rows.apply(tx, task, ends[kind], last_error=None)
     if task.trigger_id is not None:
         task_rows.finish_trigger(tx, task.trigger_id)
     marks.reach("resume.by_end")

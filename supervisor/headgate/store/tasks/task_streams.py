@@ -216,7 +216,7 @@ def _settle_elements(tx: Tx, task: LockedTask, stream: Stream) -> TaskState:
     _set_due(tx, stream, None)
     tx.notify()
     if stream.ended_as == "returned":
-        return task_rows.apply(tx, task, "stream_ended")
+        return task_rows.apply(tx, task, "stream_ended", last_error=None)
     return _end_task(tx, task, stream)
 
 
