@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import psutil
 import psycopg
 import pytest
+import structlog
 from cryptography.fernet import Fernet
 from hypothesis import HealthCheck, settings
 from psycopg import sql
@@ -51,6 +52,9 @@ MEMORY_FREE_MIN = 6 << 30  # bytes; the largest databases of tests have one, and
 
 # Modules that tests write are changed within a second, which a file of compiled code does not tell.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+# As processes of headgate do: rich takes seconds for one traceback, as it shows all values that were there.
+structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
 # How long an example takes, or the making of one, is no finding on a busy machine.
 settings.register_profile("busy", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
