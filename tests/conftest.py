@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
-from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,16 +29,16 @@ import structlog
 from cryptography.fernet import Fernet
 from hypothesis import HealthCheck, settings
 from psycopg import sql
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from tests import postgres
+from tests.engines import close_engine, open_engine
 from tests.store.harness import OpenStore, Query, migrated_sqlite
 from tests.waiting import WITHIN_S
 
 from headgate.child import queries
 from headgate.store.db import engine, schema
-from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
 from headgate.store.tables import metadata
@@ -273,16 +272,18 @@ def make_postgres_url(postgres_admin: psycopg.Connection[Any]) -> Iterator[MakeP
 def make_migrated_postgres_url(make_postgres_url: MakePostgresUrl) -> Callable[[], str]:
     """Makes a database with tables and without rows, as a copy: to migrate one takes half a second of CPU."""
     template = make_postgres_url()
-    engine = open_engine(template)
-    schema.upgrade(engine)
-    engine.dispose()
+    opened = engine.open_engine(template)
+    schema.upgrade(opened)
+    opened.dispose()
     return lambda: make_postgres_url(copy_of=template)
 
 
 @pytest.fixture(scope="session")
-def migrated_postgres_url(make_migrated_postgres_url: Callable[[], str]) -> str:
+def migrated_postgres_url(make_migrated_postgres_url: Callable[[], str]) -> Iterator[str]:
     """The database that most tests share, one after the other."""
-    return make_migrated_postgres_url()
+    url = make_migrated_postgres_url()
+    yield url
+    close_engine(url)
 
 
 @pytest.fixture(scope="session")
@@ -372,21 +373,13 @@ def secrets() -> Secrets:
     return Secrets([Fernet.generate_key().decode()], source="the tests")
 
 
-def _engine(url: str) -> Engine:
-    """Open an engine; for the database that tests share the same one again, which has compiled their statements."""
-    return open_engine(url) if url.startswith("sqlite") else _engine_once(url)
-
-
-_engine_once = cache(open_engine)
-
-
 @pytest.fixture
 def open_store(database_url: str, secrets: Secrets) -> Iterator[OpenStore]:
     """Opens any number of stores on the same database, each with a connection of its own."""
     stores: list[Store] = []
 
     def open_another(*, clock: Callable[[], datetime] | None = None) -> Store:
-        store = Store(_engine(database_url), secrets=secrets, clock=clock)
+        store = Store(open_engine(database_url), secrets=secrets, clock=clock)
         stores.append(store)
         return store
 
@@ -404,7 +397,7 @@ def store(open_store: OpenStore) -> Store:
 @pytest.fixture
 def query(database_url: str) -> Iterator[Query]:
     """Runs SQL on the database of the test, in a transaction of its own; returns the rows as dicts."""
-    opened = _engine(database_url)
+    opened = open_engine(database_url)
     kept = opened.connect() if opened.dialect.name == "postgresql" else None  # to connect takes longer than to ask
 
     def run(statement: str, **parameters: Any) -> list[dict[str, Any]]:
