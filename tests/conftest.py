@@ -33,7 +33,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 from tests import postgres
-from tests.engines import close_engine, open_engine
+from tests.engines import close_engine, open_engine, share_what_is_compiled
 from tests.store.harness import OpenStore, Query, migrated_sqlite
 from tests.waiting import WITHIN_S
 
@@ -54,6 +54,8 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 # As processes of headgate do: rich takes seconds for one traceback, as it shows all values that were there.
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
+
+share_what_is_compiled()
 
 # How long an example takes, or the making of one, is no finding on a busy machine.
 settings.register_profile("busy", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
