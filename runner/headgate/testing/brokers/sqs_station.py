@@ -30,6 +30,7 @@ from headgate.testing.brokers.tap import AckParser, Tap
 REGION: Final = "eu-west-1"
 VISIBILITY_S: Final = 3  # of the station's triggers
 RECEIPTS_MAX: Final = 1_000  # of its redrive policy
+BATCH: Final = 10  # messages that are published in one request, as many as SQS takes
 GROUPS: Final = 100  # of a FIFO queue, more than a test holds messages
 SHORT_LIMIT_BYTES: Final = 2_000  # `message_bytes_max` of its triggers
 _DELETES: Final = b"AmazonSQS.DeleteMessageBatch"
@@ -200,12 +201,18 @@ class SqsStation(Station):
 
     def publish_bodies(self, bodies: Sequence[tuple[str, str]], **more: Any) -> None:
         """Publish names and bodies."""
-        for name, body in bodies:
-            self._published[name] = None
-            if self._fifo:
-                group = f"group-{int(name[-6:]) % GROUPS}"
-                more |= {"MessageGroupId": group, "MessageDeduplicationId": name}
-            self.sqs.send_message(QueueUrl=self._url, MessageBody=body, **more)
+        for first in range(0, len(bodies), BATCH):
+            entries = []
+            for number, (name, body) in enumerate(bodies[first : first + BATCH]):
+                self._published[name] = None
+                entry = {"Id": str(number), "MessageBody": body, **more}
+                if self._fifo:
+                    group = f"group-{int(name[-6:]) % GROUPS}"
+                    entry |= {"MessageGroupId": group, "MessageDeduplicationId": name}
+                entries.append(entry)
+            answer = self.sqs.send_message_batch(QueueUrl=self._url, Entries=entries)
+            if failed := answer.get("Failed"):
+                raise RuntimeError(f"SQS has refused a message: {failed}")
 
     def pending(self) -> list[str]:
         """Return what was published, and whose deletion has not passed the tap."""
