@@ -19,7 +19,10 @@ def run() -> int:
         # handlers later.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
-    from headgate.cli.main import main
+    from headgate.protocol.startup import without_collections
+
+    with without_collections():
+        from headgate.cli.main import main
 
     return main()
 
