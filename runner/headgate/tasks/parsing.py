@@ -37,6 +37,7 @@ class ParsedFile(msgspec.Struct, frozen=True):
     dags: tuple[DagSpec, ...] = ()
     error: str = ""
     traceback: str = ""
+    source_digest: str = ""  # of what was run, if it could be read
 
 
 def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
@@ -44,8 +45,11 @@ def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
 
     If one DAG of the file is malformed, the file has none. Raises nothing but `KeyboardInterrupt`.
     """
+    path, digest = os.path.abspath(path), ""
     try:
-        specs = tuple(dag.to_spec() for dag in load_dags(path).values())
+        source = _read(path)
+        digest = hashlib.blake2b(source, digest_size=16).hexdigest()
+        specs = tuple(dag.to_spec() for dag in _run(path, source).values())
         for spec in specs:
             encode_dag(spec)  # the length on the wire is a limit as well
     except KeyboardInterrupt:
@@ -53,8 +57,8 @@ def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
     except BaseException as error:  # SystemExit too: the author's file is run as it is
         linecache.checkcache()  # so that the traceback shows the lines that ran, not those of an earlier version
         text, trace = describe_error(error)
-        return ParsedFile(error=text, traceback=trace)
-    return ParsedFile(dags=specs)
+        return ParsedFile(error=text, traceback=trace, source_digest=digest)
+    return ParsedFile(dags=specs, source_digest=digest)
 
 
 def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
@@ -64,10 +68,18 @@ def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
     DAGs of one id.
     """
     path = os.path.abspath(path)
+    return _run(path, _read(path))
+
+
+def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         source = file.read(FILE_BYTES_MAX + 1)
     if len(source) > FILE_BYTES_MAX:
         raise DagFileRefused(f"{path} is longer than {FILE_BYTES_MAX:,} bytes")
+    return source
+
+
+def _run(path: str, source: bytes) -> dict[str, DAG]:
     module = ModuleType(module_name(path))
     module.__file__ = path
     code = _compiled(source, path)

@@ -220,7 +220,7 @@ class WorkerSession:
         except KeyboardInterrupt as error:  # raised by the author's code
             text, trace = describe_error(error)
             return FileParsed(file, error=text, traceback=trace)
-        return FileParsed(file, parsed.dags, parsed.error, parsed.traceback)
+        return FileParsed(file, parsed.dags, parsed.error, parsed.traceback, source_digest=parsed.source_digest)
 
     # --- signals ----------------------------------------------------------------------------------
 

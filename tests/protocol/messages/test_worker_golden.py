@@ -249,6 +249,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         error="Error",
         traceback="Traceback",
         more=True,
+        source_digest="0f",
     ),
     "FileParsedAssets": FileParsed(
         file="/dag.py",
@@ -262,6 +263,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         error="Error",
         traceback="Traceback",
         more=True,
+        source_digest="0f",
     ),
     "FileParsedSignals": FileParsed(
         file="/dag.py",
@@ -280,6 +282,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         error="Error",
         traceback="Traceback",
         more=True,
+        source_digest="0f",
     ),
     "RequestXCom": Request(id=1, query=GetXCom(task_id="t", key="k", map_index=7)),
     "RequestXComs": Request(id=1, query=GetXComs(task_id="t", key="k", after=2, offset=3, limit=4, is_counted=False)),

@@ -35,9 +35,10 @@ class TextParser(FileParser):
         self.parsed.append(os.path.basename(file))
         text = Path(file).read_text()
         if "error" in text:
-            self._events.append(FileParsed(file, error=f"SyntaxError: {text}", traceback="line 1"))
+            self._events.append(FileParsed(file, error=f"SyntaxError: {text}", traceback="line 1", source_digest=text))
         else:
-            self._events.append(FileParsed(file, (DagSpec(text, tasks=(TaskSpec("a", "Op"),)),)))
+            dags = (DagSpec(text, tasks=(TaskSpec("a", "Op"),)),)
+            self._events.append(FileParsed(file, dags, source_digest=text))
 
     def events(self, now: float) -> list[FileParsed]:
         if self.is_busy:
@@ -350,3 +351,31 @@ def test_a_dag_that_begins_outside_of_all_calendars_is_an_error(scene: Scene, st
     scene.run()
     assert scene.dags() == {}
     assert len(import_errors(scene.store)) == 1
+
+
+def test_folders_with_the_same_files_have_the_same_digest(scene: Scene, tmp_path: Path, store: Store) -> None:
+    assert scene.files.digest == ("", 0.0)
+    (tmp_path / "elsewhere" / "in").mkdir(parents=True)
+    (scene.folder / "in").mkdir()
+    other = Scene(tmp_path / "elsewhere", store)
+    for folder in (scene.folder, other.folder):
+        (folder / "a.py").write_text("first")
+        (folder / "in" / "b.py").write_text("error")
+    scene.run()
+    other.parser.is_busy = True
+    other.files.step(other.epoch, 5.0)
+    assert other.files.digest[0] == "", "not all are parsed"
+    other.parser.is_busy = False
+    other.run()
+    digest, since = scene.files.digest
+    assert other.files.digest[0] == digest != ""
+    scene.run()
+    assert scene.files.digest == (digest, since)
+    (other.folder / "a.py").write_text("other")
+    other.run()
+    assert other.files.digest[0] != digest
+    assert other.files.digest[1] > since
+    (other.folder / "a.py").write_text("first")
+    (other.folder / "in" / "b.py").rename(other.folder / "b.py")
+    other.run()
+    assert other.files.digest[0] != digest, "a file has another place in its folder"

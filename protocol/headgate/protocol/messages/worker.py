@@ -202,6 +202,7 @@ class FileParsed(WireStruct, frozen=True, tag="file_parsed"):
     """Worker to supervisor: the DAGs of a file, or ``error`` and its traceback.
 
     If all DAGs together are too long for one frame, they are sent in several messages, all but the last with ``more``.
+    ``source_digest`` is that of the text that was run, "" if it could not be read.
     """
 
     file: str
@@ -209,6 +210,7 @@ class FileParsed(WireStruct, frozen=True, tag="file_parsed"):
     error: str = ""
     traceback: str = ""
     more: bool = False
+    source_digest: str = ""
 
 
 class SignalsDecided(WireStruct, frozen=True, tag="signals_decided"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 import structlog
 
 from headgate.protocol.messages.worker import FileParsed, FromWorker, ParseFile, ToWorker
@@ -38,7 +39,7 @@ class FileParser(SingleWorker[str, FileParsed]):
         self._pieces.append(message)
         if not message.more:
             dags = tuple(dag for piece in self._pieces for dag in piece.dags)
-            self._done.append(FileParsed(message.file, dags, message.error, message.traceback))
+            self._done.append(msgspec.structs.replace(message, dags=dags))
         return not message.more
 
     def _fail(self, job: str, error: str, trace: str) -> None:

@@ -10,9 +10,11 @@ the first one owns it, and the other is an import error as long as the first def
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,6 +65,17 @@ class DagFiles:
         self._refused: dict[str, set[str]] = {}  # files that define a DAG of another file as well, by that file
         self._knows_database = False
         self._warned: set[str] = set()
+        self._digests: dict[str, str] = {}  # of the texts of files that were parsed
+        self._whole_digest, self._differs_since = "", 0.0
+        self._is_summed_up = False
+
+    @property
+    def digest(self) -> tuple[str, float]:
+        """A digest of all files, and since when it has been so, in seconds since 1970; "" before all are parsed.
+
+        It is the same on each machine with the same files in its folder, wherever that is.
+        """
+        return self._whole_digest, self._differs_since
 
     def step(self, epoch: Epoch, now: float) -> bool:
         """Do one piece of work, if any is due; return whether the database has changed.
@@ -72,6 +85,8 @@ class DagFiles:
         for parsed in self._parser.events(now):
             self._parsed.append(parsed)
             self._parsing = None
+            self._digests[parsed.file] = parsed.source_digest
+            self._is_summed_up = False
             self._slow.pop(parsed.file, None)
             if now - self._begun_at > SLOW_S:
                 self._slow[parsed.file] = now + SLOW_PAUSE_FACTOR * (now - self._begun_at)
@@ -83,7 +98,19 @@ class DagFiles:
             self._parsing = self._waiting.popleft()
             self._changed.discard(self._parsing)
             self._parser.parse(self._parsing)
+        if not self._is_summed_up and not self._waiting and self._parsing is None:
+            self._sum_up()
         return self._store_next(epoch)
+
+    def _sum_up(self) -> None:
+        self._is_summed_up = True
+        self._digests = {file: digest for file, digest in self._digests.items() if file in self._seen}
+        if len(self._digests) < len(self._seen):
+            return
+        files = {os.path.relpath(file, self._folder): digest for file, digest in self._digests.items()}
+        whole = hashlib.blake2b(repr(sorted(files.items())).encode(), digest_size=16).hexdigest()
+        if whole != self._whole_digest:
+            self._whole_digest, self._differs_since = whole, time.time()
 
     def wake_at(self) -> float:
         """Return the time at which the next step is due."""
@@ -192,6 +219,7 @@ class DagFiles:
         self._paused.difference_update(over)
         self._waiting.extend(over)
         self._gone.extend(gone)
+        self._is_summed_up = self._is_summed_up and not gone
         kept = {path: signature for path, signature in self._seen.items() if self._is_unseen(path)}
         self._seen = kept | found
         if was_unseen and not self._unseen:
