@@ -15,6 +15,7 @@ from tests.store.harness import register
 
 from headgate.cli.commands import status as status_module
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger
+from headgate.scheduling.why import RunnerEnds
 from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
 from headgate.store.store import Store
@@ -150,6 +151,9 @@ def test_top_prints_one_screen_if_the_output_is_no_terminal(call_database: Any, 
     assert any(line[:1] == ["attention"] for line in lines)
     supervisor = next(line for line in lines if line[:1] == [str(epoch)])
     assert " ".join(supervisor[3:]).startswith("alive 2 of 10")
+    status = SupervisorStatus(runner="running", runner_ends=RunnerEnds(1, 600.0, "killed by SIGKILL"))
+    users_store.heartbeat(epoch, encode_status(status))
+    assert "running; ended 1 time within 10 min" in call_database("top").out
     stream = next(line for line in lines if line[:2] == ["the", "log"])
     assert " ".join(stream[2:]).startswith("0 of 1 1,234 3 w (absent subscriber)")
 

@@ -20,7 +20,7 @@ from headgate.scheduling.status import (
     exit_code,
     problems,
 )
-from headgate.scheduling.why import Supervisor
+from headgate.scheduling.why import RunnerEnds, Supervisor
 
 QUEUE = ("default",)
 
@@ -122,6 +122,20 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
         "supervisor_impeded",
         StatusFacts(UP, impeded=((UP[0].epoch, "tasks: no key"), (9_999, "of one that is gone"))),
         "cannot use the database for tasks: no key",
+        "triggerers list",
+    ),
+    (
+        "attention",
+        "runner_ends",
+        StatusFacts(
+            (
+                sup(runner_ends=RunnerEnds(4, 600.0, "killed by SIGKILL", 12.0)),
+                sup(epoch=2, runner_ends=RunnerEnds(3, 600.0, "x")),
+                sup(epoch=4, runner_ends=RunnerEnds(2, 600.0, "x")),
+            )
+        ),
+        "the runner of supervisor 1 (pid 7 on h) has ended 4 times within 10 min, the last time so: killed by SIGKILL; "
+        "the next one starts after 12 s; and so those of 1 other supervisor",
         "triggerers list",
     ),
     (

@@ -11,6 +11,7 @@ from headgate.scheduling.why import (
     EndlessFacts,
     Pool,
     RuleFacts,
+    RunnerEnds,
     SignalFacts,
     StoredEvent,
     StreamFacts,
@@ -292,6 +293,21 @@ TRIGGERS: list[tuple[str, TriggerFacts, list[Supervisor], str, str]] = [
     ("owner_silent", trig(owner=sup(state="silent")), [sup(state="silent")], "silent", "headgate up"),
     ("failing", trig(owner=ALIVE, failure_count=3, last_error="bad"), [ALIVE], "3 times in a row", "longer delay"),
     ("running", trig(owner=ALIVE), [ALIVE], "has not fired since", "trigger_id 17"),
+    (
+        "runner_ends",
+        trig(owner=ALIVE),
+        [sup(runner_ends=RunnerEnds(3, 600.0, "killed by SIGKILL", 12.0))],
+        "ended 3 times within 10 min, the last time so: killed by SIGKILL; the next one starts after 12 s",
+        "if memory is short",
+    ),
+    ("running", trig(owner=ALIVE), [sup(runner_ends=RunnerEnds(2, 600.0, "by hand"))], "has not fired", "trigger_id"),
+    (
+        "running",
+        trig(owner=ALIVE),
+        [sup(epoch=2, runner_ends=RunnerEnds(9, 600.0, "x"))],
+        "has not fired",
+        "trigger_id",
+    ),
     ("running", trig(owner=ALIVE, newest_event=StoredEvent(5, 9.0)), [ALIVE], "newest event is 9.0 s old", "log"),
 ]
 

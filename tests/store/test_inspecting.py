@@ -11,6 +11,7 @@ from tests.supervisor.tasks_harness import WAIT, S, Tasks
 
 from headgate.protocol.messages.dags import AssetSchedule, CronSchedule, DagSpec, TaskSpec
 from headgate.protocol.values import encode_value
+from headgate.scheduling.why import RunnerEnds
 from headgate.store.errors import NoSuchRow
 from headgate.store.facts.supervisor_status import SupervisorStatus, encode_status
 from headgate.store.inspect.dags import schedule_text
@@ -264,6 +265,23 @@ def test_a_why_knows_what_a_scheduler_has_failed_with(store: Store, query: Query
     assert "the run etl r1, and passes over it for a while: KeyError: 'x'" in answer.headline
     store.heartbeat(tasks.epoch, encode_status(SupervisorStatus()))
     assert store.inspect.why_task(ref).reason == "run_queued"
+
+
+def test_a_why_of_a_trigger_knows_that_the_runner_of_its_supervisor_ends_again_and_again(
+    store: Store, query: Query
+) -> None:
+    epoch = register(store)
+    trigger_id = store.add_watcher("w", "a.B", {})
+    store.claim_triggers(epoch, limit=1, queues=["default"])
+    ends = RunnerEnds(3, 600.0, "killed by SIGKILL", 8.0)
+    store.heartbeat(epoch, encode_status(SupervisorStatus(runner="absent", runner_ends=ends)))
+    answer = store.inspect.why_trigger(trigger_id)
+    assert answer.reason == "runner_ends"
+    assert f"the runner of supervisor {epoch} (pid 1 on h), which runs it, has {ends}" == answer.headline
+    assert [problem.reason for problem in store.inspect.status()] == ["runner_ends"]
+    store.heartbeat(epoch, encode_status(SupervisorStatus(runner="running")))
+    assert store.inspect.why_trigger(trigger_id).reason == "running"
+    assert store.inspect.status() == []
 
 
 def test_a_why_of_a_dag_knows_that_its_runs_cannot_be_made(store: Store, query: Query) -> None:

@@ -17,12 +17,15 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
+from headgate.scheduling.why import RunnerEnds
 from headgate.store.errors import DatabaseAway
+from headgate.store.facts.supervisor_status import SupervisorStatus
+from headgate.store.ids import Epoch
 from headgate.store.triggers.events import StoredSlice
 from headgate.store.triggers.leases import Poll
 from headgate.supervisor import commands
 from headgate.supervisor.commands import DumpStacks, Exit, Kill, Spawn
-from headgate.supervisor.runner_lifecycle import DUMP_TO_KILL_S, LINK_LOST_GRACE_S
+from headgate.supervisor.runner_lifecycle import DUMP_TO_KILL_S, ENDS_WINDOW_S, LINK_LOST_GRACE_S
 
 
 def test_a_dead_runner_is_replaced_and_every_trigger_handed_over_in_a_new_run(world: World) -> None:
@@ -290,3 +293,49 @@ def test_a_trigger_whose_failure_is_still_unread_when_the_runner_dies_begins_aga
     syncs = [sync for sync in supervisor.sent(StateSync) if sync.to_create]
     assert [sorted(spec.trigger_id for spec in sync.to_create) for sync in syncs] == [sorted([fails, *others])]
     assert {row.id: row.failure_count for row in world.store.inspect.triggers()}[fails] == 1, "and it is counted"
+
+
+def test_a_runner_that_ends_again_and_again_is_published_until_that_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    heartbeat = world.store.heartbeat
+
+    def noted(epoch: Epoch, status: str | None = None) -> None:
+        heartbeat(epoch, status)
+        written.extend([] if status is None else [status])
+
+    def said() -> SupervisorStatus:
+        epoch = supervisor.core.leases.epoch
+        return world.store.inspect.supervisor_statuses([epoch])[epoch].status
+
+    monkeypatch.setattr(world.store, "heartbeat", noted)
+    supervisor = world.supervisor()
+    wait_s = 0.0
+    for ends in range(1, 9):
+        supervisor.start_runner()
+        how = "killed by SIGKILL; its last output was:\nso much"
+        supervisor.core.runner_ended(supervisor.core.runner.incarnation, how, world.now)
+        wait_s = supervisor.core.runner.wake_at() - world.now
+        if ends < 8:
+            supervisor.pass_time(wait_s)
+    assert wait_s > 6.0
+    supervisor.pass_time(5.0)
+    assert said().runner_ends == RunnerEnds(8, ENDS_WINDOW_S, "killed by SIGKILL", round(wait_s, 1))
+    supervisor.pass_time(wait_s - 5.0)
+    supervisor.start_runner()
+    supervisor.pass_time_with_heartbeats(10.0)
+    assert said().runner_ends == RunnerEnds(8, ENDS_WINDOW_S, "killed by SIGKILL")
+    written.clear()
+    supervisor.pass_time_with_heartbeats(500.0)
+    assert written == [], "nothing has changed"
+    supervisor.pass_time_with_heartbeats(110.0)
+    assert said() == SupervisorStatus(runner="running", incarnation=9)
+
+
+def test_a_runner_that_ends_as_it_was_asked_to_is_not_published_as_dying(world: World) -> None:
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    supervisor.core.drain(world.now)
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    assert supervisor.core.runner.ends() is None

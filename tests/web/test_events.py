@@ -11,7 +11,9 @@ from starlette.testclient import TestClient
 from tests.store.harness import add, register
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
+from headgate.scheduling.why import RunnerEnds
 from headgate.store.consuming.reading import Cursor
+from headgate.store.facts.supervisor_status import SupervisorStatus, encode_status
 from headgate.store.ids import Epoch
 from headgate.store.signals import waits
 from headgate.store.store import Store
@@ -121,6 +123,14 @@ def test_a_payload_with_a_masked_password_is_not_edited_in_a_form(
     text = page(f"/dead-letters/{row['id']}")
     assert "s3cret" not in text
     assert ("<textarea" in text) == is_edited, "its form would store the mask in place of the password"
+
+
+def test_the_list_of_supervisors_says_how_their_runners_end(client: TestClient, store: Store, epoch: Epoch) -> None:
+    ends = RunnerEnds(3, 600.0, "killed by SIGKILL")
+    store.heartbeat(epoch, encode_status(SupervisorStatus(runner="running", runner_ends=ends)))
+    (row,) = client.get("/supervisors.json").json()["rows"]
+    assert row["runner_ends"] == {"times": 3, "within_s": 600.0, "last": ends.last, "wait_s": 0.0}
+    assert f"running; {ends}" in client.get("/supervisors").text
 
 
 def test_supervisors_and_pools(page: Get, client: TestClient, epoch: Epoch) -> None:

@@ -78,7 +78,7 @@ def _supervisor(each: Supervisor, statuses: dict[int, PublishedStatus]) -> Seque
         each.state,
         f"{owned:,} of {each.capacity:,}",
         f"{each.tasks:,} of {each.workers:,}" if each.workers else "",
-        "" if published is None else published.unreadable or published.status.runner,
+        "" if published is None else published.unreadable or published.status.runner_told(),
         f"{max(0.0, each.heartbeat_age_s):.0f} s ago",
     )
 

@@ -164,6 +164,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
     found = [
         *_supervisors(facts),
         *_impeded(facts),
+        *_runners(facts),
         *_queues(facts),
         *_unclaimed(facts),
         *_streams(facts.troubled),
@@ -230,6 +231,15 @@ def _impeded(facts: StatusFacts) -> list[Problem]:
             more = f"; and so {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else ""
             found.append(Problem("broken", reason, f"{told[0]}{more}", "headgate triggerers list", tuple(told)))
     return found
+
+
+def _runners(facts: StatusFacts) -> list[Problem]:
+    """Return that runners end again and again, with all triggers of their supervisors."""
+    ends = [(one, one.dying) for one in alive(facts.supervisors)]
+    told = [f"the runner of {one} has {dying}" for one, dying in ends if dying is not None]
+    more = f"; and so those of {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else ""
+    text = "".join(told[:1]) + more
+    return [Problem("attention", "runner_ends", text, "headgate triggerers list", tuple(told))] if told else []
 
 
 def _queues(facts: StatusFacts) -> list[Problem]:

@@ -23,6 +23,7 @@ from headgate.scheduling.error_text import error_line
 
 HEADGATE_UP = "start `headgate up`"
 CLOCK_TOLERANCE_S = 1.0  # a heartbeat may be this much later than the transaction that looks at it
+RUNNER_ENDS_TOLD_MIN = 3  # within the time for which a supervisor counts them; fewer are no reason to look
 OWNED_COUNTED_MAX = 10_000  # of a supervisor's triggers, unless it matters whether it is at its capacity
 NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the list commands show all
 ERROR_CHARS_SHOWN_MAX = 300  # of an error in one sentence; `show` prints all of it
@@ -32,6 +33,22 @@ SupervisorState = Literal["alive", "silent", "fenced", "ended", "gone"]  # gone:
 
 
 # --- facts ---------------------------------------------------------------------------------------
+
+
+class RunnerEnds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How often a runner ended within the last ``within_s`` seconds unless it was asked to, and ``last`` how.
+
+    ``wait_s``: how long its supervisor waits before it starts the next one; 0 if it does not wait.
+    """
+
+    times: int
+    within_s: float
+    last: str
+    wait_s: float = 0.0
+
+    def __str__(self) -> str:
+        waits = f"; the next one starts after {span(self.wait_s)}" if self.wait_s else ""
+        return f"ended {counted(self.times, 'time')} within {span(self.within_s)}, the last time so: {self.last}{waits}"
 
 
 class Supervisor(msgspec.Struct, frozen=True):
@@ -53,6 +70,13 @@ class Supervisor(msgspec.Struct, frozen=True):
     endless_workers: int = 0  # endless tasks it can run beside these
     endless_tasks: int = 0  # that it has now
     passed_over: tuple[tuple[str, str], ...] = ()  # what its scheduler has failed with, by its name, and why
+    runner_ends: RunnerEnds | None = None
+
+    @property
+    def dying(self) -> RunnerEnds | None:
+        """How its runner has ended, if that was so often that a person should look."""
+        ends = self.runner_ends
+        return ends if ends is not None and ends.times >= RUNNER_ENDS_TOLD_MIN else None
 
     def __str__(self) -> str:
         return f"supervisor {self.epoch} (pid {self.pid} on {self.hostname})"

@@ -157,7 +157,19 @@ def _owned(facts: TriggerFacts, owner: Supervisor, supervisors: Sequence[Supervi
         return [*([] if nobody is None else [nobody]), dead, *_failures(facts)]
     if facts.hold is not None:
         return _failures(facts)
-    return [*_failures(facts), *_stream_waits(facts), _waiting(facts, owner)]
+    return [*_failures(facts), *_runner_ends(owner, supervisors), *_stream_waits(facts), _waiting(facts, owner)]
+
+
+def _runner_ends(owner: Supervisor, supervisors: Sequence[Supervisor]) -> list[Finding]:
+    """Return that the runner of the owner ends again and again; what ``supervisors`` say of themselves has it."""
+    dying = next((one.dying for one in supervisors if one.epoch == owner.epoch), None)
+    if dying is None:
+        return []
+    more = (
+        "each time it is started again with all of its triggers, after a longer wait; the log of that supervisor has "
+        "the last output. SIGKILL is sent by users, and by the kernel if memory is short: see the log of the kernel"
+    )
+    return [Finding("runner_ends", f"the runner of {owner}, which runs it, has {dying}", more)]
 
 
 def _failures(facts: TriggerFacts) -> list[Finding]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -26,7 +27,9 @@ from headgate.protocol.messages.runner import (
     RunnerSettings,
     Welcome,
 )
+from headgate.scheduling.why import RunnerEnds
 from headgate.supervisor.backoff import RateBackoff
+from headgate.supervisor.children.process import without_output
 from headgate.supervisor.commands import Command, DumpStacks, Kill, Send, Spawn
 from headgate.supervisor.leaving import DRAIN_MARGIN_S, Leaving
 from headgate.supervisor.metrics import catalogue
@@ -36,8 +39,9 @@ log = structlog.get_logger(__name__)
 
 LINK_LOST_GRACE_S = 1.0  # a runner that closed its link by exiting is gone by then
 DUMP_TO_KILL_S = 1.0  # between asking a stuck runner for its stacks and killing it: it needs to write them
-
-
+ENDS_WINDOW_S = 600.0  # ends that nobody asked for are told to others for so long
+ENDS_COUNTED_MAX = 1000  # of one window
+WAIT_TOLD_MIN_S = 1.0  # a shorter wait before the next start is none to speak of
 NO_ANSWER = "it did not end or answer in time"
 
 
@@ -90,6 +94,9 @@ class RunnerLifecycle:
         self._kill_at: float | None = None
         self._kill_because = NO_ANSWER
         self._is_dumped = False  # it was asked for its stacks, and has not said anything since
+        self._ended_at: deque[float] = deque(maxlen=ENDS_COUNTED_MAX)  # unless it was asked to
+        self._ended_as = ""  # the last time
+        self._wait_s = 0.0  # before the next start
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -135,9 +142,11 @@ class RunnerLifecycle:
         self._kill_at = None
         self._is_dumped = False
         wait_s = 0.0 if expected else self._respawn.first() if is_explained else self._respawn.fail(now)
-        self._spawn_at = now + wait_s
+        self._spawn_at, self._wait_s = now + wait_s, wait_s
         if not expected:
             self._figures.add(catalogue.RUNNER_ENDS)
+            self._ended_at.append(now)
+            self._ended_as = without_output(explanation)
         report = log.info if expected else log.error
         report("the runner ended", how=explanation, incarnation=self.incarnation, respawn_in_s=round(wait_s, 3))
 
@@ -169,6 +178,18 @@ class RunnerLifecycle:
     def running(self) -> int:
         """The incarnation of the runner that is running, 0 if none is."""
         return self.incarnation if self.state is RunnerState.RUNNING else 0
+
+    def ends(self) -> RunnerEnds | None:
+        """Return how often runners have ended of late unless they were asked to; None if none has.
+
+        It is the same until a runner ends or starts, or an end is older than `ENDS_WINDOW_S`.
+        """
+        while self._ended_at and self._ended_at[0] <= self._stepped_at - ENDS_WINDOW_S:
+            self._ended_at.popleft()
+        if not self._ended_at:
+            return None
+        waits = self.state is RunnerState.ABSENT and self._leaving.exit is None and self._wait_s >= WAIT_TOLD_MIN_S
+        return RunnerEnds(len(self._ended_at), ENDS_WINDOW_S, self._ended_as, round(self._wait_s, 1) if waits else 0.0)
 
     def is_listening(self, incarnation: int) -> bool:
         """Whether this incarnation can be answered: its answer must not go to a later one (I6)."""

@@ -28,4 +28,5 @@ def measured(
         trouble=outage.trouble(),
         passed_over=tuple(passed_over[:PASSED_OVER_TOLD_MAX]),
         passed_over_in_all=len(passed_over),
+        runner_ends=runner.ends(),
     )

@@ -148,6 +148,7 @@ def _supervisor(
             tx.connection.execute(triggers).scalar_one() if exactly or said is None or state != "alive" else said.owned
         ),
         passed_over=() if said is None else said.passed_over,
+        runner_ends=None if said is None else said.runner_ends,
         tasks=tx.connection.execute(tasks).scalar_one(),
     )
 

@@ -59,6 +59,7 @@ SECRET_CHARS_MIN = 6  # a shorter secret would be found by chance in any PATH
 LINE_BYTES_MAX = 64 * 1024  # a longer line of output or log is cut into several
 READ_BYTES_MAX = 256 * 1024  # of output or log records in one turn of the loop, so that frames never wait for logs
 EMPTY_READS_MAX = 16  # reads to empty a pipe: they cover all that it held before, even if somebody keeps writing
+HOW_CHARS_MAX = 200  # of the explanation of a death, where it is stored
 LAST_LINES_MAX = 40  # of standard error, kept to explain a death
 SESSION_LOOKS_MAX = 10  # for processes left in a session: one that forks as fast as we kill must not hold us up
 # Signals that users and systems send to a process (the kernel too, if memory is short): unlike the others, they are no
@@ -374,3 +375,8 @@ def explain_death(code: int, killed_because: str, last_lines: Iterable[str]) -> 
         how += f" (we did it: {killed_because})"
     words = "\n".join(last_lines)
     return f"{how}; its last output was:\n{words}" if words and code != 0 else how
+
+
+def without_output(explanation: str) -> str:
+    """Return of the explanation of a death how the process died, without its last output."""
+    return explanation.partition("\n")[0].partition(";")[0][:HOW_CHARS_MAX]

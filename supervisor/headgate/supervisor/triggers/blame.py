@@ -18,14 +18,13 @@ from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.store.triggers.strikes import KILLS_MAX
 from headgate.supervisor.backoff import DatabaseRetry, Waits
+from headgate.supervisor.children.process import without_output
 from headgate.supervisor.triggers.assignments import Assignments
 from headgate.supervisor.triggers.holds import Holds
 from headgate.supervisor.triggers.intake import Intake
 from headgate.supervisor.triggers.suspects import HARM_MAX, HARM_WINDOW_S, Suspects, Verdict
 
 log = structlog.get_logger(__name__)
-
-HOW_CHARS_MAX = 200  # of the explanation of an end, in an error that is stored
 
 
 class Strike(msgspec.Struct, frozen=True):
@@ -93,7 +92,7 @@ class Blame:
         ``record`` is that of the black box, ``how`` explains the end. Unless the process ``ended_itself``, nobody is
         to blame. A search that goes on counts as a cause, because it ends after a few more ends.
         """
-        how = how.partition("\n")[0].partition(";")[0][:HOW_CHARS_MAX]
+        how = without_output(how)
         verdict: Verdict | None = None
         if ended_itself:
             verdict = self._judge(record, how, now)

@@ -52,10 +52,10 @@ def _busy(one: Supervisor) -> Cell:
 
 
 def _runner(said: PublishedStatus | None) -> Cell:
-    """Return the state of a runner, as its supervisor says; or why that cannot be read."""
+    """Return how a runner is, as its supervisor says; or why that cannot be read."""
     if said is None:
         return None
-    return Error(said.unreadable) if said.unreadable is not None else said.status.runner
+    return Error(said.unreadable) if said.unreadable is not None else said.status.runner_told()
 
 
 def _free(line: PoolLine) -> Cell:
