@@ -8,6 +8,7 @@ import pytest
 
 from headgate.scheduling.status import (
     COUNTED_MAX,
+    DIFFER_S,
     STREAMS_TOLD_MAX,
     BrokerAway,
     Drifted,
@@ -20,7 +21,7 @@ from headgate.scheduling.status import (
     exit_code,
     problems,
 )
-from headgate.scheduling.why import RunnerEnds, Supervisor
+from headgate.scheduling.why import DagFolder, RunnerEnds, Supervisor
 
 QUEUE = ("default",)
 
@@ -29,6 +30,10 @@ def sup(**changes: Any) -> Supervisor:
     told: dict[str, Any] = {"epoch": 1, "hostname": "h", "pid": 7, "state": "alive", "heartbeat_age_s": 1.0}
     told |= {"capacity": 10, "queues": QUEUE, **changes}
     return Supervisor(**told)
+
+
+def with_files(epoch: int, files: str, *, where: str = "w", age_s: float = DIFFER_S, **changes: Any) -> Supervisor:
+    return sup(epoch=epoch, dag_folder=DagFolder(where, files, 0.0), dag_folder_age_s=age_s, **changes)
 
 
 UP = (sup(),)
@@ -49,6 +54,13 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
     ("attention", "no_supervisor", StatusFacts(), "no supervisor is alive", "headgate up"),
     ("broken", "no_supervisor", StatusFacts(trigger_queues=QUEUE), "alive: triggers stand still", "headgate up"),
     ("broken", "no_supervisor", StatusFacts(has_active_runs=True), "alive: runs stand still", "headgate up"),
+    (
+        "attention",
+        "dag_files_differ",
+        StatusFacts((with_files(1, "f"), with_files(2, "g"), with_files(3, "f"))),
+        "supervisor 1 (pid 7 on h) and supervisor 2 (pid 7 on h) have different DAG files; and so 1 other pair",
+        "triggerers list",
+    ),
     (
         "attention",
         "supervisor_silent",
@@ -231,3 +243,19 @@ def test_only_some_streams_have_a_sentence_of_their_own() -> None:
 )
 def test_a_list_that_is_full_says_that_there_may_be_more(number: int, text: str) -> None:
     assert counted_rows(range(number), "run") == text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        with_files(2, "f"),
+        with_files(2, "g", age_s=DIFFER_S - 1.0),
+        with_files(2, "g", where="another folder"),
+        with_files(2, "g", queues=("reports",)),
+        with_files(2, "g", state="silent"),
+        sup(epoch=2),
+    ],
+)
+def test_files_are_told_to_differ_only_if_they_have_to_be_the_same(other: Supervisor) -> None:
+    found = problems(StatusFacts((with_files(1, "f"), other)))
+    assert "dag_files_differ" not in [problem.reason for problem in found]

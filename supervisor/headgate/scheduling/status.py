@@ -9,6 +9,7 @@ tasks, then what has failed before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive, command, cou
 
 FAILURES_BROKEN_MIN = 3  # of a subscriber: from then on a stream that waits for it stands still, and not only hesitates
 STREAMS_TOLD_MAX = 4  # each with a sentence of its own; the others are counted
+DIFFER_S = 120.0  # for so long DAG files of two machines may differ, as in a deployment
 COUNTED_MAX = 1000  # rows of one kind are counted up to this
 
 Severity = Literal["broken", "attention", "notice"]
@@ -165,6 +167,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_supervisors(facts),
         *_impeded(facts),
         *_runners(facts),
+        *_dag_folders(facts),
         *_queues(facts),
         *_unclaimed(facts),
         *_streams(facts.troubled),
@@ -216,6 +219,24 @@ def _supervisors(facts: StatusFacts) -> list[Problem]:
             text = f"{counted_rows(told, 'supervisor')} left without a word, the newest: {told[0]}"
         found.append(Problem("attention", "supervisor_silent", text, "headgate triggerers list", tuple(told)))
     return found
+
+
+def _dag_folders(facts: StatusFacts) -> list[Problem]:
+    """Return that supervisors of one queue have had different files in the same folder for a while.
+
+    What a task does depends on which of them runs it, and a task that is not in the file of one fails there.
+    """
+    told = []
+    tell = [one for one in alive(facts.supervisors) if one.dag_folder is not None and one.dag_folder_age_s >= DIFFER_S]
+    for one, other in combinations(tell, 2):
+        assert one.dag_folder is not None
+        assert other.dag_folder is not None
+        is_shared = not set(one.queues).isdisjoint(other.queues) and one.dag_folder.where == other.dag_folder.where
+        if is_shared and one.dag_folder.files != other.dag_folder.files:
+            told.append(f"{one} and {other} have different DAG files")
+    more = f"; and so {counted_rows(told[1:], 'other pair')}" if len(told) > 1 else ""
+    text = "".join(told[:1]) + more
+    return [Problem("attention", "dag_files_differ", text, "headgate triggerers list", tuple(told))] if told else []
 
 
 def _impeded(facts: StatusFacts) -> list[Problem]:

@@ -51,6 +51,14 @@ class RunnerEnds(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"ended {counted(self.times, 'time')} within {span(self.within_s)}, the last time so: {self.last}{waits}"
 
 
+class DagFolder(msgspec.Struct, frozen=True):
+    """The DAG files of a supervisor: digests of where and of what they are, and since when, in seconds since 1970."""
+
+    where: str
+    files: str
+    since: float
+
+
 class Supervisor(msgspec.Struct, frozen=True):
     """One lease. ``open_triggers`` and ``tasks`` count those it has now; ages are seconds by the database's clock.
 
@@ -71,6 +79,8 @@ class Supervisor(msgspec.Struct, frozen=True):
     endless_tasks: int = 0  # that it has now
     passed_over: tuple[tuple[str, str], ...] = ()  # what its scheduler has failed with, by its name, and why
     runner_ends: RunnerEnds | None = None
+    dag_folder: DagFolder | None = None
+    dag_folder_age_s: float = 0.0  # for so long its files have been these
 
     @property
     def dying(self) -> RunnerEnds | None:

@@ -29,4 +29,5 @@ def measured(
         passed_over=tuple(passed_over[:PASSED_OVER_TOLD_MAX]),
         passed_over_in_all=len(passed_over),
         runner_ends=runner.ends(),
+        dag_folder=None if tasks is None else tasks.dag_folder,
     )

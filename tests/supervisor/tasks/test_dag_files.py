@@ -353,8 +353,8 @@ def test_a_dag_that_begins_outside_of_all_calendars_is_an_error(scene: Scene, st
     assert len(import_errors(scene.store)) == 1
 
 
-def test_folders_with_the_same_files_have_the_same_digest(scene: Scene, tmp_path: Path, store: Store) -> None:
-    assert scene.files.digest == ("", 0.0)
+def test_what_a_folder_is_can_be_compared_with_another_one(scene: Scene, tmp_path: Path, store: Store) -> None:
+    assert scene.files.told is None
     (tmp_path / "elsewhere" / "in").mkdir(parents=True)
     (scene.folder / "in").mkdir()
     other = Scene(tmp_path / "elsewhere", store)
@@ -364,18 +364,21 @@ def test_folders_with_the_same_files_have_the_same_digest(scene: Scene, tmp_path
     scene.run()
     other.parser.is_busy = True
     other.files.step(other.epoch, 5.0)
-    assert other.files.digest[0] == "", "not all are parsed"
+    assert other.files.told is None, "not all are parsed"
     other.parser.is_busy = False
     other.run()
-    digest, since = scene.files.digest
-    assert other.files.digest[0] == digest != ""
+    told, others = scene.files.told, other.files.told
+    assert told is not None
+    assert others is not None
+    assert others.files == told.files
+    assert others.where != told.where
     scene.run()
-    assert scene.files.digest == (digest, since)
+    assert scene.files.told == told, "nothing has changed"
     (other.folder / "a.py").write_text("other")
     other.run()
-    assert other.files.digest[0] != digest
-    assert other.files.digest[1] > since
+    assert other.files.told is not None
+    assert other.files.told.files != told.files
     (other.folder / "a.py").write_text("first")
     (other.folder / "in" / "b.py").rename(other.folder / "b.py")
     other.run()
-    assert other.files.digest[0] != digest, "a file has another place in its folder"
+    assert other.files.told.files != told.files, "a file has another place in its folder"

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import insert, select, update
 
 from headgate.protocol.messages.runner import RunnerFigures, StallReason
-from headgate.scheduling.why import RunnerEnds
+from headgate.scheduling.why import DagFolder, RunnerEnds
 from headgate.store.db.bulk import chunks
 from headgate.store.db.fact_tables import STATUS_CHARS_MAX
 from headgate.store.db.transaction import Tx
@@ -56,7 +56,8 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     many as there is room for, those first that are held or have most in flight; ``streams_in_all`` is the number of
     all. ``trouble``: the duty for which it cannot use the database, though it can for others, and why; "" if it can.
     ``passed_over``: what its scheduler passes over for a while, because it has failed, and why, each; they are the
-    first of ``passed_over_in_all``. ``runner_ends`` is None if no runner has ended of late without being asked to.
+    first of ``passed_over_in_all``. ``runner_ends`` is None if no runner has ended of late without being asked to, and
+    ``dag_folder`` if it runs no tasks, or has not parsed all of its files.
     """
 
     runner: str = "absent"
@@ -71,6 +72,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     passed_over: tuple[tuple[str, str], ...] = ()
     passed_over_in_all: int = 0
     runner_ends: RunnerEnds | None = None
+    dag_folder: DagFolder | None = None
 
     def runner_told(self) -> str:
         """Return the state of its runner, and how often runners have ended of late, if any has, in words."""

@@ -149,6 +149,8 @@ def _supervisor(
         ),
         passed_over=() if said is None else said.passed_over,
         runner_ends=None if said is None else said.runner_ends,
+        dag_folder=None if said is None else said.dag_folder,
+        dag_folder_age_s=tx.now.timestamp() - said.dag_folder.since if said is not None and said.dag_folder else 0.0,
         tasks=tx.connection.execute(tasks).scalar_one(),
     )
 

@@ -21,6 +21,7 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed, StepNotBegun
 from headgate.protocol.messages.worker import StepEnded
 from headgate.scheduling.bundles import Lookout, Places, StepTimes
+from headgate.scheduling.why import DagFolder
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch, TaskInstanceId, TriggerId, TryName
 from headgate.store.task_verbs import TaskVerbs
@@ -175,6 +176,11 @@ class TaskCore:
     def running(self) -> list[TryName]:
         """Return the names of the tasks that an executor has."""
         return [run.task.name for run in self._running.values()]
+
+    @property
+    def dag_folder(self) -> DagFolder | None:
+        """What its DAG files are; None before all are parsed."""
+        return self._files.told
 
     def passed_over(self) -> list[tuple[str, str]]:
         """Return what is passed over for a while, because it has failed, and why."""

@@ -24,6 +24,7 @@ import structlog
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.dags import DagSpec, check_dag
 from headgate.protocol.messages.worker import FileParsed
+from headgate.scheduling.why import DagFolder
 from headgate.store.errors import BLAMELESS, BadName, RowsRefused, described
 from headgate.store.ids import Epoch
 from headgate.store.task_verbs import TaskVerbs
@@ -66,16 +67,9 @@ class DagFiles:
         self._knows_database = False
         self._warned: set[str] = set()
         self._digests: dict[str, str] = {}  # of the texts of files that were parsed
-        self._whole_digest, self._differs_since = "", 0.0
         self._is_summed_up = False
-
-    @property
-    def digest(self) -> tuple[str, float]:
-        """A digest of all files, and since when it has been so, in seconds since 1970; "" before all are parsed.
-
-        It is the same on each machine with the same files in its folder, wherever that is.
-        """
-        return self._whole_digest, self._differs_since
+        # What the folder is, as others can compare it with theirs; None before all files are parsed.
+        self.told: DagFolder | None = None
 
     def step(self, epoch: Epoch, now: float) -> bool:
         """Do one piece of work, if any is due; return whether the database has changed.
@@ -108,9 +102,12 @@ class DagFiles:
         if len(self._digests) < len(self._seen):
             return
         files = {os.path.relpath(file, self._folder): digest for file, digest in self._digests.items()}
-        whole = hashlib.blake2b(repr(sorted(files.items())).encode(), digest_size=16).hexdigest()
-        if whole != self._whole_digest:
-            self._whole_digest, self._differs_since = whole, time.time()
+        where, whole = (
+            hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+            for text in (os.path.realpath(self._folder), repr(sorted(files.items())))
+        )
+        if self.told is None or whole != self.told.files:
+            self.told = DagFolder(where, whole, time.time())
 
     def wake_at(self) -> float:
         """Return the time at which the next step is due."""
