@@ -380,7 +380,7 @@ class Intake:
         if not is_kept:
             self._cut_runs.add(_run_of(event))
         log.error(
-            "an event cannot be stored" + (" and is kept as a dead letter" if is_kept else ""),
+            "an event cannot be stored and is kept as a dead letter" if is_kept else "an event cannot be stored",
             trigger_id=event.trigger_id,
             trigger_run_id=event.trigger_run_id,
             sequence_index=event.sequence_index,
