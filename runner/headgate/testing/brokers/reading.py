@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Self, cast
 
 import msgspec
 import trio
@@ -79,10 +80,14 @@ class Subscriber(BaseEventTrigger):
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Yield the events of the trigger, except for messages that fail or are rejected."""
-        async for event in self._inner.filter_shared_stream(self._judged(shared_stream)):
-            yield event
+        # Closed in order at the end, as a runner closes the outer one: not whenever they are collected as garbage.
+        async with aclosing(self._judged(shared_stream)) as judged:
+            filtered = cast(AsyncGenerator[TriggerEvent], self._inner.filter_shared_stream(judged))
+            async with aclosing(filtered) as events:
+                async for event in events:
+                    yield event
 
-    async def _judged(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _judged(self, shared_stream: AsyncIterator[Any]) -> AsyncGenerator[Any]:
         async for raw_event in shared_stream:
             found = NAME.search(repr(raw_event))
             name = "" if found is None else found.group()
