@@ -21,6 +21,7 @@ from headgate.child.error_text import describe_error
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import DagSpec, encode_dag
 from headgate.tasks.graph import DAG, collecting
+from headgate.tasks.maps.sources import source_digest
 from headgate.triggers.encoding import DAG_MODULES
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # a longer file holds data, which belongs in another file
@@ -48,7 +49,7 @@ def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
     path, digest = os.path.abspath(path), ""
     try:
         source = _read(path)
-        digest = hashlib.blake2b(source, digest_size=16).hexdigest()
+        digest = _digest(source)
         specs = tuple(dag.to_spec() for dag in _run(path, source).values())
         for spec in specs:
             encode_dag(spec)  # the length on the wire is a limit as well
@@ -79,6 +80,10 @@ def _read(path: str) -> bytes:
     return source
 
 
+def _digest(source: bytes) -> str:
+    return hashlib.blake2b(source, digest_size=16).hexdigest()
+
+
 def _run(path: str, source: bytes) -> dict[str, DAG]:
     module = ModuleType(module_name(path))
     module.__file__ = path
@@ -86,6 +91,7 @@ def _run(path: str, source: bytes) -> dict[str, DAG]:
     # It stays there, because dataclasses, pickle and others look up a class's module by name, also while tasks run.
     previous = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
+    token = source_digest.set(_digest(source))
     try:
         with collecting() as made:
             exec(code, module.__dict__)
@@ -96,6 +102,8 @@ def _run(path: str, source: bytes) -> dict[str, DAG]:
         if previous is not None:
             sys.modules[module.__name__] = previous
         raise
+    finally:
+        source_digest.reset(token)
     if len(made) > DAGS_PER_FILE_MAX:
         raise DagFileRefused(f"{path} makes {len(made)} DAGs; the limit is {DAGS_PER_FILE_MAX}")
     dags: dict[str, DAG] = {}

@@ -154,10 +154,12 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
         A task that waited for the event is resumed to fail with the reason. There is no letter of an event of a task's
         stream that belongs to no message of a broker: its trigger fires it again in the next try.
         """
+        letters: dict[int, int] = {}
         if event.seq or event.trigger_id not in self.task_streams:
             dead_letters.dead_letter(tx, event, reason)
+            letters = dead_letters.open_letters_of(tx, [event])
         deferral.take_refused(tx, {event.trigger_id: reason}, self.waited_for)
-        task_streams.take(tx, self.task_streams, refused={event.trigger_id: reason})
+        task_streams.take(tx, self.task_streams, refused={event.trigger_id: reason}, letters=letters)
 
     def store_slice(
         self,
@@ -187,7 +189,12 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
             reasons = {one.trigger_id: one.reason for one in refused}
             # Tasks before the triggers' own rows: see `headgate.store.tasks.task_rows` on locks.
             if streams_of_tasks:
-                over = task_streams.take(tx, streams_of_tasks, events=events, refused=reasons, finished=finished)
+                letters = dead_letters.open_letters_of(
+                    tx, [one for one in refused if one.trigger_id in streams_of_tasks]
+                )
+                over = task_streams.take(
+                    tx, streams_of_tasks, events=events, refused=reasons, letters=letters, finished=finished
+                )
             if waited_for:
                 over |= deferral.take_events(tx, events, waited_for)
                 over |= deferral.take_refused(tx, reasons, waited_for)

@@ -44,6 +44,8 @@ task_stream = Table(
     Column("due_at", UtcDateTime),  # when the task goes on with a batch that is not full; null unless it waits for that
     # A step with several events up to here has failed: until then events are handed over one by one.
     Column("one_by_one_to", BigInteger, nullable=False, server_default=text("0")),
+    # The dead letter of a message's event that could not be stored: the stream does not go on before it is resolved.
+    Column("refused_letter", BigInteger),
     # Why no event will come: the trigger has returned, or failed, or fired an event that ends the task.
     Column("ended_as", Text),
     Column("ended_error", Text),

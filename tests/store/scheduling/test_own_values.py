@@ -122,13 +122,49 @@ def test_each_step_is_told_which_values_stood_in_the_file_when_its_task_was_expa
 
 
 @pytest.mark.parametrize("what", ["each", "each[0]"])
-def test_what_a_user_clears_takes_the_values_that_stand_in_the_file_then(store: Store, query: Query, what: str) -> None:
-    maps = Maps(store, query, Values(2), spec={"given_digest": "old"})
+def test_what_a_user_clears_takes_the_values_that_stand_in_the_file_when_it_begins(
+    store: Store, query: Query, what: str
+) -> None:
+    maps = Maps(store, query, Values(2), spec={"given_digest": "old"}, retries=1, retry_delay_s=0.0)
     maps.source_leaves(None)
-    maps.run_all(fails=(0,))
+    maps.run_all()
     edit(maps, "new")
     clear(store, maps.run, what)
     maps.plan()
+    begun = maps.dispatch()
+    assert {task.given_digest for task in begun} == {"new"}
+    edit(maps, "newer")
+    for task in begun:
+        ends.fail(store.tasks, maps.epoch, task.id, task.token, "boom")
+    store.tasks.retry_due(maps.epoch)
+    assert {task.given_digest for task in maps.dispatch()} == {"new"}, "and keeps them"
+
+
+@pytest.mark.parametrize("how", ["one", "only failed"])
+def test_what_a_user_has_not_cleared_keeps_its_values(store: Store, query: Query, how: str) -> None:
+    maps = Maps(store, query, Values(4), spec={"given_digest": "old", "window": 2})
+    maps.source_leaves(None)
+    for task in maps.dispatch():
+        ends.succeed(store.tasks, maps.epoch, task.id, task.token)
+    edit(maps, "new")
+    if how == "one":
+        clear(store, maps.run, "each[0]")
+    else:
+        store.tasks.clear_many(maps.run, (), only_failed=True)
+    maps.plan()
+    given = {task.map_index: task.given_digest for task in maps.dispatch()}
+    assert given == ({0: "new", 2: "old"} if how == "one" else {2: "old", 3: "old"})
+
+
+def test_what_is_expanded_anew_takes_its_values_though_it_was_cleared_alone_before(store: Store, query: Query) -> None:
+    maps = Maps(store, query, Values(2), spec={"given_digest": "old"})
+    maps.source_leaves(None)
+    maps.run_all()
+    clear(store, maps.run, "each[0]")
+    edit(maps, "new")
+    clear(store, maps.run, "each")
+    maps.plan()
+    edit(maps, "newer")
     assert {task.given_digest for task in maps.dispatch()} == {"new"}
 
 

@@ -8,12 +8,14 @@ import msgspec
 import pytest
 from tests.store.harness import Clock, OpenStore, Query
 from tests.store.tasks.streams_harness import Streams, handled, payloads, stream_wait
-from tests.supervisor.tasks_harness import event_of
+from tests.supervisor.tasks_harness import clear, event_of
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.protocol.messages.steps import StepSucceeded
+from headgate.protocol.messages.runner import RefusedEvent
+from headgate.protocol.messages.steps import StepFailed, StepSucceeded
 from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.store.store import Store
+from headgate.store.tasks.deferral import Deferral
 from headgate.store.tasks.outcomes import WorkerLost
 
 S = TaskState
@@ -110,6 +112,65 @@ def test_a_stream_does_not_go_on_before_the_letter_of_a_message_is_resolved(
     store.letters.discard(letter["id"], by="me")
     assert next_try() is S.DEFERRED
     assert tasks.is_open()
+
+
+def next_try_of(tasks: Streams, wait: Deferral | None = None) -> TaskState | None:
+    """Have the step end that its trigger's failure has begun, and the next try begin its stream."""
+    tasks.end(tasks.take()[0].token, WorkerLost("killed"))
+    tasks.let_go()
+    tasks.retry()
+    return tasks.stream_it(wait)
+
+
+def test_an_event_that_differs_from_the_stored_one_keeps_no_try_from_going_on(store: Store, query: Query) -> None:
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    (first,) = tasks.events("x", keyed=True)
+    store.store_slice(tasks.epoch, events=[first])
+    tasks.handle()
+    again = msgspec.structs.replace(first, sequence_index=1, payload=b'"y"')
+    assert store.store_slice(tasks.epoch, events=[again]).differing
+    tasks.finish("failed", error="broker away")
+    assert next_try_of(tasks) is S.DEFERRED
+
+
+def test_a_letter_that_holds_the_message_is_given_to_the_trigger_of_the_next_try(store: Store, query: Query) -> None:
+    """It holds no event that could be put into the stream."""
+    tasks = Streams(store, query)
+    tasks.stream_it()
+    letter = RefusedEvent(tasks.trigger_id, tasks.run_name(), 0, 1, "no form", 4, b'"m1"', "m1", 0, True, "message")
+    store.store_slice(tasks.epoch, refused=[letter])
+    assert next_try_of(tasks) is S.DEFERRED
+    ((letter_id,),) = [tuple(row.values()) for row in query("SELECT id FROM dead_letter WHERE state = 'open'")]
+    assert store.letters.redrive(letter_id, by="me").state == "redriving"
+
+
+def test_a_letter_of_poison_keeps_no_try_from_going_on_when_its_event_is_cleaned(
+    open_store: OpenStore, query: Query
+) -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    tasks = Streams(store, query, retries=0)
+    wait = stream_wait(StreamOptions(poison="skip"))
+    tasks.stream_it(wait)
+    store.store_slice(tasks.epoch, events=tasks.events("bad"))
+    task, part = tasks.take()
+    tasks.end(task.token, StepFailed("boom"), part)
+    assert [row["state"] for row in query("SELECT state FROM dead_letter")] == ["open"]
+    tasks.let_go()
+    tasks.retry()
+    tasks.stream_it(wait)
+    store.store_slice(tasks.epoch, events=tasks.events("good"))
+    tasks.handle()
+    clock.pass_days(40)
+    store.heartbeat(tasks.epoch)
+    assert clean(store, 30)["trigger_event"] == 1
+    tasks.finish("failed", error="broker away")
+    tasks.end(tasks.take()[0].token, WorkerLost("killed"))
+    clear(store, tasks.run, "a")
+    tasks.let_go()
+    tasks.plan()
+    assert tasks.stream_it(wait) is S.DEFERRED
 
 
 def test_a_refused_event_of_no_message_has_no_letter_because_its_trigger_fires_it_again(

@@ -91,8 +91,9 @@ class MapSpec(WireStruct, frozen=True):
     """How a task is mapped; part of `TaskSpec`.
 
     At most ``window`` instances that have begun are unfinished. With ``fail_fast`` none begins after the first that has
-    failed, with ``failures_max`` none after that many. ``given_digest`` is the `digest_of` the lists that stand in the
-    file: each step makes them anew, and they must be the same each time. It is "" if none stands there.
+    failed, with ``failures_max`` none after that many. ``given_digest`` says which lists stand in the file,
+    because each step makes them anew: the `digest_of` them, and what else a worker compares, after dots; "" if there
+    are none.
     """
 
     source: Source

@@ -16,13 +16,15 @@ from headgate.protocol.messages.maps import DEFAULT_WINDOW, Elements, MapSpec, O
 from headgate.protocol.messages.start_triggers import OWN_BYTES_MAX, Listed, OwnSource
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import Context
-from headgate.tasks.maps.sources import Combinations, Given, Mappable, function_problem, mappable
+from headgate.tasks.maps.sources import Combinations, Given, Mappable, function_problem, mappable, source_digest
 from headgate.tasks.maps.worklists import Appends, Worklist
 from headgate.tasks.operator import XComArg
 from headgate.tasks.operators import outputs_in
 from headgate.tasks.options import NAMES
 from headgate.triggers.airflow_names import OPTIONS
 
+COMPARED_MAX: Final = 1000  # values that stand in the file and are also compared in any order
+RANGE_LISTED_MAX: Final = 100_000  # a longer range is compared by its ends, and begins with workers
 InstanceNamer: TypeAlias = Callable[..., Any]
 OF_TASK: Final = frozenset({*NAMES, "task_id", "dag"})  # the same for all instances of a task
 _LIMITS: Final[tuple[tuple[str, tuple[type[Any], ...]], ...]] = (
@@ -67,9 +69,17 @@ class Expansion:
 
     @cached_property
     def _given_digest(self) -> str:
-        """Return the digest of the lists that stand in the file; "" if none does."""
-        lists = [leaf.in_file() for leaf in self.values.leaves()]
-        return digest_of(map(_encoded_list, lists)) if any(lists) else ""
+        """Return digests of the lists in the file, of their values in any order, and of the file; "" if there is none.
+
+        See `_are_others`. Of very many values that in any order is left out.
+        """
+        lists = [found for leaf in self.values.leaves() if (found := leaf.in_file())]
+        if not lists:
+            return ""
+        in_any_order = ""
+        if sum(map(len, lists)) <= COMPARED_MAX:
+            in_any_order = digest_of(sorted(_encoded(value) for one in lists for value in one))
+        return f"{digest_of(map(_encoded_list, lists))}.{in_any_order}.{source_digest.get()}"
 
     def mapped_over(self) -> Iterator[XComArg]:
         """Yield the outputs whose items are values."""
@@ -138,10 +148,10 @@ class Expansion:
                 f"there are {length:,} values for {self._what} now, and this is instance {index}{was}: "
                 f"clear it together with what it is expanded over"
             )
-        if instance.given_digest and instance.given_digest != self._given_digest:
+        if instance.given_digest and _are_others(instance.given_digest, self._given_digest):
             raise RuntimeError(
                 f"the values for {self._what} in the DAG file are not those that it was expanded over, or not in this "
-                f"order. Each step makes them anew, so they must be the same each time: no set, and no date of today. "
+                f"order. Each step makes them anew, so they must have the same order each time: a set has none. "
                 f"If the file was changed, clear the whole task, or only this instance if its value is still at "
                 f"index {index}"
             )
@@ -191,23 +201,45 @@ class Expansion:
         return storable(secrets.hide(text))[:NAME_CHARS_MAX] or None
 
 
+def _are_others(before: str, now: str) -> bool:
+    """Whether the values in the file may be at other places than when the task was expanded over them.
+
+    Other values of the same file are those that follow the calendar, as the last seven days do: then each step of a run
+    has the same ones, but around midnight. The same values in another order are those of a set.
+    """
+    (order, values, file), (order_now, values_now, file_now) = before.split("."), now.split(".")
+    return order != order_now and (file != file_now or values == values_now)
+
+
 def _encoded_list(given: Sequence[Any]) -> bytes:
-    if isinstance(given, range):
+    if isinstance(given, range) and len(given) > RANGE_LISTED_MAX:
         return repr(given).encode()
     try:
         return encode_value(list(given), where="the values")
     except ValueNotSerializable:
-        return b"[" + b",".join(map(_encoded_or_named, given)) + b"]"
+        return _encoded(list(given))
 
 
-def _encoded_or_named(value: object) -> bytes:
-    """Return one value as it is compared with what it was before: of one without a stored form only its type is."""
+def _encoded(value: Any) -> bytes:
+    return encode_value(_comparable(value), where="the value")
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value in a form in which it can be compared with what it was: the output of a task by its name.
+
+    Of a part that has no stored form only its type is compared.
+    """
     if isinstance(value, XComArg):
-        return f"{value.operator.task_id}.{value.key}".encode()
+        return ["output", value.operator.task_id, value.key]
+    if type(value) in (list, tuple):
+        return [_comparable(part) for part in value]
+    if type(value) is dict:
+        return [[_comparable(key), _comparable(part)] for key, part in value.items()]
     try:
-        return encode_value(value, where="the value")
+        encode_value(value, where="the value")
     except ValueNotSerializable:
-        return type(value).__qualname__.encode()
+        return type(value).__qualname__
+    return value
 
 
 def wanted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from headgate.protocol.messages import maps
@@ -19,6 +20,9 @@ from headgate.tasks.maps.outputs import Computed
 
 if TYPE_CHECKING:
     from headgate.tasks.context import Context
+
+
+source_digest: ContextVar[str] = ContextVar("source_digest", default="")  # of the DAG file that is being run
 
 
 class Mappable:

@@ -134,9 +134,10 @@ def available(
     """
     spec, own = tasks[0].map, owns[0]
     assert spec is not None
-    for one in owns:
+    for one, task in zip(owns, tasks, strict=True):
         if one.given_digest is None and spec.given_digest:
             _SET_GIVEN.run(tx.connection, of_id=one.id, digest=spec.given_digest)
+            run_states.take_values_of_task(tx, seen.run, task.task_id)
     name = f"the group {tasks[0].group!r}" if tasks[0].group else f"the task {tasks[0].task_id!r}"
     emitters = {one.task_id for one in maps.of_tasks(spec.source) if isinstance(one, Elements)}
     if (

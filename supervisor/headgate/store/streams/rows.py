@@ -49,6 +49,7 @@ class Stream(msgspec.Struct, frozen=True):
     ended_run: str | None
     reopens: bool
     elements: ElementsOf | None
+    refused_letter: int | None
 
     @property
     def is_one_by_one(self) -> bool:

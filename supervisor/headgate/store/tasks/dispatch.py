@@ -198,6 +198,7 @@ class DispatchVerbs(GraphVerbs):
                 "token": task.token,
                 "triggerer_id": tx.epoch,
                 "deadline": None if task.deadline is None else bound(tx.connection, task.deadline),
+                "given_digest": task.given_digest or None,
             }
             for task in tasks
         ]
@@ -416,6 +417,7 @@ class _ToRun(NamedTuple):
 
 
 _own = task_instance.alias("own")
+_GIVEN = func.coalesce(_C.given_digest, _own.c.given_digest)  # "" of an instance that a user has cleared alone
 _TO_RUN = Prepared(
     select(
         *(_C.dag_run_id, dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index, _C.try_number),
@@ -425,7 +427,7 @@ _TO_RUN = Prepared(
         *(
             emitter.c.place,
             _own.c.map_length,
-            _own.c.given_digest,
+            _GIVEN,
             _C.is_endless,
             dag.c.id,
             dag.c.spec_hash,

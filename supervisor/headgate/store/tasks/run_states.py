@@ -10,7 +10,7 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +35,7 @@ from sqlalchemy import (
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import map_states, states
 from headgate.store.access.tables import ONE
+from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, Instances, TaskInstanceId
@@ -200,10 +201,16 @@ def own_map(tx: Tx, own: TaskInstanceId) -> OwnMap:
     return OwnMap._make(_OWN_MAP.run(tx.connection, of_id=own).fetchone())
 
 
-def take_values_of_now(tx: Tx, run: DagRunId, names: Iterable[str]) -> None:
-    """Have the instances of mapped tasks that begin from now on take the values that stand in the file now."""
-    for name in sorted(names):
-        _FORGET_GIVEN.run(tx.connection, of_run=run, of_task=name)
+def take_values_of_now(tx: Tx, instances: Sequence[TaskInstanceId]) -> None:
+    """Have locked instances of mapped tasks take the values that stand in the file when they begin the next time."""
+    for some in chunks(instances):
+        of_now = update(task_instance).where(_C.id.in_(some), _C.map_index >= literal_column("0"))
+        tx.connection.execute(of_now.values(given_digest=""))
+
+
+def take_values_of_task(tx: Tx, run: DagRunId, task_id: str) -> None:
+    """Have the instances of a mapped task that is expanded anew take the values that it is expanded over."""
+    _FORGET_GIVEN.run(tx.connection, of_run=run, of_task=task_id)
 
 
 def has_unfinished() -> ColumnElement[bool]:
@@ -256,7 +263,7 @@ _STATES = Prepared(
 _OWN_MAP = Prepared(select(_C.id, _C.map_length, _C.map_made, _C.given_digest).where(_C.id == bindparam("of_id")))
 _FORGET_GIVEN = Prepared(
     update(task_instance)
-    .where(task_rows.unmapped_of(_OF_RUN), _C.task_id == bindparam("of_task"), _C.given_digest.is_not(None))
+    .where(*(_is_mapped(_C), _C.task_id == bindparam("of_task"), _C.given_digest.is_not(None)))
     .values(given_digest=null())
 )
 _LIMIT = bindparam("limit", type_=Integer())

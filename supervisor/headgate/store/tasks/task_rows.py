@@ -216,7 +216,8 @@ def effects(row: Transition) -> dict[str, Any]:
         values["ended_at"] = bindparam("now")
     elif row.to is TaskState.NONE:
         of_try = ("ended_at", "started_at", "deadline", "last_error", "map_name")
-        values |= dict.fromkeys((*of_try, "map_length", "given_digest"), null())
+        values |= dict.fromkeys((*of_try, "map_length"), null())
+        values["given_digest"] = case((_C.map_index >= literal_column("0"), _C.given_digest))  # of a task itself: null
     if row.from_ & OCCUPYING and row.by == "user" and row.to not in OCCUPYING:
         # Its worker is there until it has been ended: `let_go`.
         has_worker = _C.triggerer_id.is_not(None)

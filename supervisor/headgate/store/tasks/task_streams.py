@@ -28,20 +28,18 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import Integer, bindparam, delete, exists, func, insert, literal_column, null, or_, select, update
+from sqlalchemy import Integer, bindparam, delete, func, insert, literal_column, null, select, update
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.runner import (
     ERROR_CHARS_MAX,
     KEY_CHARS_MAX,
-    PASSED_OVER_POSITION,
     FinishedTrigger,
     FiredEvent,
 )
 from headgate.protocol.messages.task_streams import StreamOptions
 from headgate.scheduling.task_streams import decide
-from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import Kind, find
 from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
@@ -106,11 +104,13 @@ def begin(
     where = {"queue": task.queue, "priority": task.priority_weight}
     tx.connection.execute(update(trigger).where(trigger.c.id == stream.trigger_id).values(**again, **where))
     fresh: dict[str, Any] = dict.fromkeys(("ended_as", "ended_error", "ended_traceback", "due_at"))
-    letter = _UNRESOLVED.run(tx.connection, of_trigger=stream.trigger_id).fetchone()
+    letter = stream.refused_letter
+    if letter is not None and _OPEN_LETTER.run(tx.connection, of_letter=letter).fetchone() is None:
+        letter = None
     if letter is not None:
-        fresh |= {"ended_as": "failed", "ended_error": UNRESOLVED.format(letter=letter[0])}
+        fresh |= {"ended_as": "failed", "ended_error": UNRESOLVED.format(letter=letter)}
     of_task = update(task_stream).where(_S.task_instance_id == task.id)
-    tx.connection.execute(of_task.values(**chosen, **fresh, reopens=letter is None))
+    tx.connection.execute(of_task.values(**chosen, **fresh, refused_letter=letter, reopens=letter is None))
     reopening.reopen(tx, [stream.trigger_id])
     return stream.trigger_id
 
@@ -119,21 +119,10 @@ UNRESOLVED = (
     "an event of its stream could not be stored, and is dead letter {letter}: before the task goes on, redrive it, "
     "which puts it at the end of the stream, or discard it"
 )
-_named = exists(ONE).where(
-    _E.trigger_run_id == dead_letter.c.trigger_run_id, _E.sequence_index == dead_letter.c.sequence_index
-)
-# Not letters of events that are stored, and with which the task has failed (`poison="skip"`), nor of messages that the
-# trigger has rejected itself.
-_UNRESOLVED = Prepared(
-    select(dead_letter.c.id)
-    .where(
-        dead_letter.c.trigger_id == bindparam("of_trigger"),
-        or_(*(dead_letter.c.state == literal_column(f"'{state}'") for state in ("open", "redriving"))),
-        dead_letter.c.position != PASSED_OVER_POSITION,
-        ~_named,
+_OPEN_LETTER = Prepared(
+    select(dead_letter.c.id).where(
+        dead_letter.c.id == bindparam("of_letter"), dead_letter.c.state == literal_column("'open'")
     )
-    .order_by(dead_letter.c.id)
-    .limit(1)
 )
 
 
@@ -321,12 +310,14 @@ def take(
     *,
     events: Sequence[FiredEvent] = (),
     refused: Mapping[int, str] | None = None,
+    letters: Mapping[int, int] | None = None,
     finished: Sequence[FinishedTrigger] = (),
 ) -> frozenset[TriggerId]:
     """Have the tasks go on whose streams have got events, which are in the log already, or have ended.
 
     ``streams`` are triggers of streams, ``refused`` has the reasons why an event of a trigger is not in the log: then
-    its stream fails, because what comes after it would be handled without it. Return the triggers that are over, and
+    its stream fails, because what comes after it would be handled without it. ``letters`` are the dead letters of such
+    events that the broker does not deliver again, by their triggers. Return the triggers that are over, and
     whose runs end, or have ended, by themselves: one that goes on after a refused event has yet to be cancelled. The
     end of a trigger that this epoch does not own is ignored: another supervisor runs it. Raises `ItemFailed` for one
     whose task cannot take them.
@@ -341,6 +332,9 @@ def take(
     touched = {event.trigger_id for event in events}.union(ends).intersection(streams)
     for task, stream in locked_of_triggers(tx, touched):
         with blaming("trigger", stream.trigger_id):
+            if letters and (letter := letters.get(stream.trigger_id)) is not None:
+                of_task = update(task_stream).where(_S.task_instance_id == task.id)
+                tx.connection.execute(of_task.values(refused_letter=letter))
             _take_one(tx, task, stream, ends.get(stream.trigger_id))
     return over
 

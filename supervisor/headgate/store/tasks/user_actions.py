@@ -305,7 +305,6 @@ def _clear_some(tx: Tx, seen: RunStates, todo: ToClear) -> Cleared:
     tx.notify()
     wanted = _FAILED if todo.only_failed else frozenset(TaskState)
     left, removed = list(todo.instances), [every_instance(name) for name in todo.worklists]
-    run_states.take_values_of_now(tx, todo.run, {part.task_id for part in left})
     if todo.held or _is_too_much(tx, seen, left, wanted) or _is_too_much(tx, seen, removed, _REMOVED):
         names = {*todo.held, *(part.task_id for part in left), *(set(todo.worklists) & seen.ids.keys())}
         if not all([_hold(tx, seen.ids[name]) for name in sorted(names, key=seen.ids.__getitem__)]):
@@ -402,6 +401,7 @@ def _clear_each(tx: Tx, tasks: Sequence[LockedTask], streams: StreamClear | None
     task_rows.change_all(tx, row, simple)
     values.delete_xcoms_of(tx, simple)
     others = [(at, task) for at, task in enumerate(tasks) if task.id in apart]
+    run_states.take_values_of_now(tx, [task.id for task in tasks])
     return [at for at, task in others if clear_one(tx, task, streams) is None]
 
 

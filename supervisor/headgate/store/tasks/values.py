@@ -233,7 +233,7 @@ def value_of_instance(tx: Tx, instance: TaskInstanceId, source: OwnSource) -> by
     match source:
         case Listed(values):
             ((index, digest),) = _INDEX.run(tx.connection, of_instance=instance).fetchall()
-            is_same = digest is None or digest == _digest_of(values)
+            is_same = not digest or digest.partition(".")[0] == _digest_of(values)
             return values[index] if is_same and index < len(values) else None
         case Elements(task_id):
             row = _ELEMENT.run(tx.connection, of_instance=instance, of_task=task_id).fetchone()
@@ -312,7 +312,7 @@ _OF_INSTANCE = Prepared(
 _OF_SOURCE = and_(_C.dag_run_id == _of.c.dag_run_id, _C.task_id == bindparam("of_task"), _C.map_index == -1)
 _OWN_OF = and_(task_rows.own_of(_own, _of.c.dag_run_id), _own.c.task_id == _of.c.task_id)
 _INDEX = Prepared(
-    select(_of.c.map_index, _own.c.given_digest)
+    select(_of.c.map_index, func.coalesce(_of.c.given_digest, _own.c.given_digest))
     .select_from(_of.join(_own, _OWN_OF))
     .where(_of.c.id == bindparam("of_instance"))
 )

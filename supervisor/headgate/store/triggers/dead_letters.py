@@ -17,7 +17,7 @@ The same report, which is repeated if it is unknown whether its commit arrived, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -88,6 +88,19 @@ _COUNT_DELIVERY = Prepared(
         _IS_ANOTHER_REPORT,
     )
     .values(deliveries=letters.c.deliveries + literal_column("1"))
+)
+_OPEN_OF_EVENT = Prepared(
+    select(letters.c.id).where(
+        or_(
+            *(
+                and_(*(letters.c[name] == _OF[name] for name in rule))
+                for rule in (("trigger_run_id", "sequence_index"), ("trigger_id", "key", "position"))
+            )
+        ),
+        letters.c.position >= literal_column("0"),
+        letters.c.state == literal_column("'open'"),
+        letters.c.content == literal_column("'event'"),
+    )
 )
 _COUNT_REDELIVERY = Prepared(
     update(letters)
@@ -171,6 +184,17 @@ def dead_letter_refused(tx: Tx, events: Sequence[RefusedEvent]) -> None:
     _add(tx, [(names, _refused(tx, event, names)) for event in events for names in [coordinates(event)]])
     if any(event.position == PASSED_OVER_POSITION for event in events):
         marks.reach("letters.passed_over")
+
+
+def open_letters_of(tx: Tx, events: Iterable[FiredEvent | RefusedEvent]) -> dict[int, int]:
+    """Return the open letters that hold these events themselves, by trigger; not those that hold their messages."""
+    found: dict[int, int] = {}
+    for event in events:
+        names = coordinates(event)
+        of = {f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
+        for (letter,) in _OPEN_OF_EVENT.run(tx.connection, **of).fetchall():
+            found[event.trigger_id] = letter
+    return found
 
 
 def _refused(tx: Tx, event: RefusedEvent, names: Coordinates) -> _Payload:

@@ -44,7 +44,12 @@ Signature = tuple[int, int, int]  # time of change in ns, size, inode
 
 
 class DagFiles:
-    """Synchronises the DAGs in the database with a folder of DAG files."""
+    """Synchronises the DAGs in the database with a folder of DAG files.
+
+    ``told`` is what the folder is, as others can compare it with theirs; None before all files are parsed.
+    """
+
+    told: DagFolder | None = None
 
     def __init__(self, folder: Path, parser: FileParser, store: TaskVerbs, *, look_s: float) -> None:
         self._folder = folder
@@ -68,8 +73,6 @@ class DagFiles:
         self._warned: set[str] = set()
         self._digests: dict[str, str] = {}  # of the texts of files that were parsed
         self._is_summed_up = False
-        # What the folder is, as others can compare it with theirs; None before all files are parsed.
-        self.told: DagFolder | None = None
 
     def step(self, epoch: Epoch, now: float) -> bool:
         """Do one piece of work, if any is due; return whether the database has changed.

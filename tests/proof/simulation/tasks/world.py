@@ -76,6 +76,7 @@ class SimulatedFiles:
         self._world = task_world
         self._store = store
         self._seen: dict[str, int] = {}
+        self.told = None  # nobody compares it
 
     def step(self, epoch: int, now: float) -> bool:
         """Store what a file says, if that is new."""

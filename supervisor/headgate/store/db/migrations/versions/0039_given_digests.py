@@ -1,4 +1,4 @@
-"""A mapped task keeps which values stood in the DAG file when it was expanded.
+"""A mapped task keeps which values stood in the DAG file, and a stream the letter before which it does not go on.
 
 A migration says what was true when it was written: it imports nothing of headgate, which goes on changing.
 """
@@ -15,10 +15,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add it. Of tasks that were expanded before nobody knows."""
+    """Add both. Of tasks that were expanded before nobody knows; a stream goes on behind what was refused before."""
     op.add_column("task_instance", sa.Column("given_digest", sa.Text(), nullable=True))
+    op.add_column("task_stream", sa.Column("refused_letter", sa.BigInteger(), nullable=True))
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop them."""
+    op.drop_column("task_stream", "refused_letter")
     op.drop_column("task_instance", "given_digest")
