@@ -62,6 +62,24 @@ def test_a_trigger_that_ends_its_runner_is_held_back_while_the_others_start_at_o
     assert list(started(supervisor.sent(StateSync))) == [culprit]
 
 
+def test_a_runner_that_was_killed_for_want_of_memory_has_a_cause_and_a_plain_sigkill_has_none(world: World) -> None:
+    supervisor, runs = start(world, 3)
+    culprit = next(iter(runs))
+    for _ in range(HARM_MAX + 1):
+        incarnation, box = supervisor.core.runner.incarnation, Record(runs[culprit])
+        supervisor.core.runner_ended(incarnation, "killed by SIGKILL", world.now, record=box)
+        supervisor.pass_time(supervisor.core.runner.wake_at() - world.now)
+        supervisor.start_runner()
+        runs = started(supervisor.sent(StateSync))
+        assert len(runs) == 3
+    incarnation, box = supervisor.core.runner.incarnation, Record(runs[culprit])
+    how = "killed by SIGKILL for want of memory; its last output was:\nso much"
+    supervisor.core.runner_ended(incarnation, how, world.now, ended_itself=True, record=box)
+    assert culprit not in started(restart(supervisor))
+    row = world.store.inspect.watchers()[0]
+    assert row.last_error == "the runner ended while it executed this trigger: killed by SIGKILL for want of memory"
+
+
 def test_a_trigger_that_ends_it_again_and_again_is_quarantined_and_the_respawn_does_not_slow_down(world: World) -> None:
     supervisor, runs = start(world, 3)
     culprit, *others = runs

@@ -25,6 +25,7 @@ import structlog
 
 from headgate.protocol.black_box import BOX_BYTES, Record, read_record
 from headgate.supervisor.children.isolation import RunAs
+from headgate.supervisor.children.memory_kills import MemoryKills, have_risen, memory_kills
 from headgate.supervisor.config import Settings
 
 log = structlog.get_logger(__name__)
@@ -62,8 +63,8 @@ EMPTY_READS_MAX = 16  # reads to empty a pipe: they cover all that it held befor
 HOW_CHARS_MAX = 200  # of the explanation of a death, where it is stored
 LAST_LINES_MAX = 40  # of standard error, kept to explain a death
 SESSION_LOOKS_MAX = 10  # for processes left in a session: one that forks as fast as we kill must not hold us up
-# Signals that users and systems send to a process (the kernel too, if memory is short): unlike the others, they are no
-# evidence against the code that it executed.
+# Signals that users and systems send to a process: unlike the others, they are no evidence against the code that it
+# executed. The kernel sends SIGKILL, too, if memory is short: that is known if it counts it.
 SENT_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 REAP_WAIT_S = 5.0  # a process whose end was signalled is gone within this time, or waits for a device that is stuck
 
@@ -189,12 +190,17 @@ class ChildProcess:
         hide: Callable[[bytes], bytes] = bytes,
         run_as: RunAs | None = None,
         box: SharedBox | None = None,
+        count_kills: Callable[[], MemoryKills | None] = lambda: None,
     ) -> None:
         """Start it. ``hide`` removes secrets from a line of its output; ``box`` is shared with it.
 
-        It has the same user, or that of ``run_as``.
+        It has the same user, or that of ``run_as``. With ``count_kills`` it is known whether it was killed for want of
+        memory.
         """
         self._box = box
+        self._count_kills = count_kills
+        self._kills_before = count_kills()
+        self._has_memory_run_out = False
         user: dict[str, Any] = {}
         if run_as is not None and os.geteuid() == 0:
             user = {"user": run_as.uid, "group": run_as.gid, "extra_groups": run_as.groups}
@@ -288,7 +294,11 @@ class ChildProcess:
             log.error("a process cannot be killed, it is left behind", pid=self.pid, waited_s=REAP_WAIT_S)
             return "it cannot be killed: it waits for a device"
         self.last_record = None if self._box is None else self._box.read()
-        return explain_death(self.returncode, self._killed_because, self._last_lines)
+        if self.returncode == -signal.SIGKILL and not self._killed_because:
+            self._has_memory_run_out = have_risen(self._kills_before, self._count_kills())
+        return explain_death(
+            self.returncode, self._killed_because, self._last_lines, has_memory_run_out=self._has_memory_run_out
+        )
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -303,8 +313,8 @@ class ChildProcess:
     @property
     def ended_itself(self) -> bool:
         """Whether its end may be the doing of the code that it executed, rather than of a signal from outside."""
-        code = self.returncode
-        return code is not None and (code >= 0 or bool(self._killed_because) or -code not in SENT_FROM_OUTSIDE)
+        code, is_known = self.returncode, bool(self._killed_because) or self._has_memory_run_out
+        return code is not None and (code >= 0 or is_known or -code not in SENT_FROM_OUTSIDE)
 
 
 def start_runner(
@@ -318,7 +328,9 @@ def start_runner(
     arguments = ("--incarnation", str(incarnation))
     box = SharedBox()
     try:
-        return ChildProcess("headgate.runner", arguments, environment, hide=hide, run_as=run_as, box=box)
+        return ChildProcess(
+            "headgate.runner", arguments, environment, hide=hide, run_as=run_as, box=box, count_kills=memory_kills
+        )
     except OSError:
         box.close()
         raise
@@ -365,12 +377,16 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def explain_death(code: int, killed_because: str, last_lines: Iterable[str]) -> str:
+def explain_death(
+    code: int, killed_because: str, last_lines: Iterable[str], *, has_memory_run_out: bool = False
+) -> str:
     """Say how a process died: its exit code or signal, our reason if we killed it, and its last output."""
     if code < 0:
         how = f"killed by {_signal_name(-code)}"
     else:
         how = f"exited with code {code}"
+    if has_memory_run_out:
+        how += " for want of memory"
     if killed_because:
         how += f" (we did it: {killed_because})"
     words = "\n".join(last_lines)
