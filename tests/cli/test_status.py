@@ -135,6 +135,22 @@ def test_streams_are_listed_and_shown_with_those_that_they_wait_for(call_databas
     assert call_database("streams", "show", "nothing").code == 1
 
 
+def test_supervisors_are_listed_with_their_states_and_how_their_runners_ended(
+    call_database: Any, users_store: Store, query: Any
+) -> None:
+    old, epoch = register(users_store), register(users_store)
+    users_store.release_triggerer(old)
+    query("UPDATE triggerer SET stopped_at = :then WHERE id = :id", then="2026-01-01 00:00:00.000000", id=old)
+    ends = RunnerEnds(3, 600.0, "killed by SIGKILL")
+    users_store.heartbeat(epoch, encode_status(SupervisorStatus(runner="running", runner_ends=ends)))
+    (row,) = call_database("triggerers", "list", "--json").rows()
+    assert (row["id"], row["state"], row["runner"]) == (epoch, "running", "running")
+    assert row["runner_ends"] == {"times": 3, "within_s": 600.0, "last": "killed by SIGKILL", "wait_s": 0.0}
+    assert "running; ended 3 times" in call_database("triggerers", "list").out
+    everything = call_database("triggerers", "list", "--all", "--json").rows()
+    assert [each["state"] for each in everything] == ["running", "stopped"]
+
+
 def test_top_prints_one_screen_if_the_output_is_no_terminal(call_database: Any, users_store: Store) -> None:
     epoch = register(users_store)
     fail(users_store, epoch, "w", "x")

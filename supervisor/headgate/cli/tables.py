@@ -28,7 +28,9 @@ CELL_CHARS_MAX = 200  # of one cell of a table; JSON lines have everything
 CUT_CHARS, CUT_CHARS_MIN = 30, 10
 
 # Of these a beginning is enough to tell rows apart; the command `show` of each list has the whole.
-_CUT = frozenset({"last_error", "reason", "payload", "payload_head", "description", "headline", "next", "tasks"})
+_CUT = frozenset(
+    {"last_error", "reason", "payload", "payload_head", "description", "headline", "next", "tasks", "runner"}
+)
 # Columns that are left out, the first one first, if a table is wider than the terminal.
 _LEFT_OUT_FIRST = ("took", "try", "started_at", "created_date", "triggerer_id")
 # These are often the same in all rows.

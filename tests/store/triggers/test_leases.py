@@ -16,15 +16,19 @@ from tests.waiting import WITHIN_S
 
 from headgate.protocol.messages.runner import FiredEvent, RedeliveryEnd
 from headgate.protocol.values import encode_value
+from headgate.scheduling.why import RunnerEnds
 from headgate.store.db import engine
 from headgate.store.db.engine import open_engine
 from headgate.store.db.transaction import LeasedTx
 from headgate.store.errors import BadName, DatabaseAway, LeaseLost
+from headgate.store.facts.supervisor_status import SupervisorStatus, encode_status
 from headgate.store.ids import Epoch
+from headgate.store.inspect.triggers import PAST_S
+from headgate.store.inspect.why_facts import Liveness
 from headgate.store.store import Store
 from headgate.store.tables import trigger, triggerer
 from headgate.store.triggers import leases, streams
-from headgate.store.triggers.leases import Poll
+from headgate.store.triggers.leases import SILENCE_MAX_S, Poll
 
 
 def claim_ids(store: Store, epoch: Epoch, *, limit: int = 100, queues: tuple[str, ...] = QUEUES) -> list[int]:
@@ -103,6 +107,31 @@ def test_all_triggerers_are_listed_newest_first(store: Store) -> None:
     assert rows[0].stopped_at is not None
     assert rows[1].fenced_at is not None
     assert [row.id for row in store.inspect.triggerers(limit=2)] == [three, two]
+
+
+def test_a_triggerer_is_listed_with_its_state_and_the_past_ones_for_a_day(old: Store, clock: Clock) -> None:
+    fenced, silent, gone, stopped, running = (register(old, pid=number) for number in range(1, 6))
+    old.fence_triggerers(running, dead=[fenced])
+    old.release_triggerer(stopped)
+    clock.advance(SILENCE_MAX_S + 1)
+    old.heartbeat(gone)
+    ends = RunnerEnds(1, 600.0, "killed by SIGKILL")
+    old.heartbeat(running, encode_status(SupervisorStatus(runner="starting", runner_ends=ends)))
+    liveness = Liveness(is_gone=lambda row: row.pid == 3)
+
+    def states(**options: Any) -> list[tuple[int, str]]:
+        return [(row.id, row.state) for row in old.inspect.triggerers(liveness=liveness, **options)]
+
+    living = [(running, "running"), (gone, "gone"), (silent, "silent")]
+    assert states() == [living[0], (stopped, "stopped"), *living[1:], (fenced, "fenced")]
+    row, *others = old.inspect.triggerers(liveness=liveness)
+    assert (row.runner, row.runner_ends) == ("starting", ends)
+    assert {(other.runner, other.runner_ends) for other in others} == {("", None)}
+    clock.advance(PAST_S)
+    old.heartbeat(gone)
+    old.heartbeat(running)
+    assert states() == living
+    assert len(states(with_past=True)) == 5
 
 
 # --- fencing -------------------------------------------------------------------------------------

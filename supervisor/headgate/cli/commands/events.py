@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headgate.cli.commands.why import liveness_here
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import ID_MAX, JsonOption, LimitOption, WideOption, print_json_lines, print_structs
 from headgate.cli.options import since
@@ -37,10 +38,11 @@ EVENT_COLUMNS = (
 _EVENTS_SHOWN = ("id", "watcher", "trigger_id", "key", "stored_at", "payload")
 _TRIGGERERS_SHOWN: tuple[Column, ...] = (
     ("epoch", lambda lease: lease.id),
-    *("hostname", "pid", "started_at"),
+    *("state", "hostname", "pid", "started_at"),
     ("heartbeat", lambda lease: lease.latest_heartbeat),
     ("ended", lambda lease: lease.stopped_at or lease.fenced_at),
     *("capacity", "triggers", "workers", "tasks", "queues"),
+    ("runner", lambda lease: lease.runner if lease.runner_ends is None else f"{lease.runner}; {lease.runner_ends}"),
 )
 
 
@@ -82,9 +84,16 @@ def list_events(
 
 @triggerers_app.command("list")
 def list_triggerers(
-    ctx: typer.Context, limit: LimitOption = None, wide: WideOption = False, as_json: JsonOption = False
+    ctx: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that ended more than a day ago.")] = False,
+    limit: LimitOption = None,
+    wide: WideOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the supervisors, the newest first: their latest heartbeats, and how many triggers and tasks each has."""
-    with invocation(ctx).store() as store:
-        leases = store.inspect.triggerers() if limit is None else store.inspect.triggerers(limit)
+    """List the supervisors, the newest first: their states and heartbeats, and how many triggers and tasks each has."""
+    call = invocation(ctx)
+    liveness = liveness_here(call.settings().lease_silence_max_s)
+    at_most = {} if limit is None else {"limit": limit}
+    with call.store() as store:
+        leases = store.inspect.triggerers(**at_most, with_past=everything, liveness=liveness)
     print_structs(leases, _TRIGGERERS_SHOWN, as_json=as_json, wide=wide)

@@ -8,14 +8,17 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, and_, func, literal_column, or_, select
 
-from headgate.store.db.transaction import Tx
+from headgate.scheduling.why import RunnerEnds
+from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
 from headgate.store.facts import trigger_runs
+from headgate.store.facts.supervisor_status import PublishedStatus, published
 from headgate.store.facts.trigger_runs import TriggerRunRow
 from headgate.store.ids import instance_name
 from headgate.store.inspect.dags import NEWEST_SHOWN, ROWS_PER_PAGE_MAX
 from headgate.store.inspect.strikes import StrikeLine, count_passed_over, strikes_of
+from headgate.store.inspect.why_facts import BY_SILENCE, Liveness, state_of
 from headgate.store.tables import (
     asset,
     asset_watcher,
@@ -31,16 +34,25 @@ from headgate.store.tables import (
 )
 from headgate.store.triggers.leases import TriggererRow, triggerer_row
 
+PAST_S = 86_400.0  # a supervisor that ended longer ago is listed if that is asked for
 LIST_WATCHERS_MAX = 100_000  # in one list: a hundred supervisors at full capacity
 EVENTS_COUNTED_MAX = 10_001  # of one trigger, which may have millions: its newest ones
+_T = triggerer.c
 _PREFIX = "trigger-"  # of the name of a trigger without a watcher, in lists and logs
 
 
 class TriggererLine(TriggererRow, frozen=True):
-    """One lease, with the numbers of its open triggers and tasks."""
+    """One lease, with the numbers of its open triggers and tasks.
+
+    ``state`` is a `SupervisorState`, but `running` for one that is alive and `stopped` for one that has ended. Of those
+    that are alive, ``runner`` is the state of the runner, and ``runner_ends`` how it has ended of late.
+    """
 
     triggers: int = 0
     tasks: int = 0
+    state: str = ""
+    runner: str = ""
+    runner_ends: RunnerEnds | None = None
 
 
 class WatcherRow(msgspec.Struct, frozen=True):
@@ -180,12 +192,29 @@ def _troubled_ids(tx: Tx, *where: ColumnElement[bool], beyond_id: int, limit: in
     return sorted(found)[:limit]
 
 
+def _triggerer_line(tx: Tx, row: Any, liveness: Liveness, said: PublishedStatus | None) -> TriggererLine:
+    lease = triggerer_row({column.name: row._mapping[column] for column in _T}, tx.now)
+    state = state_of(lease, liveness)
+    words = {"alive": "running", "ended": "stopped"}
+    line = TriggererLine(
+        **msgspec.structs.asdict(lease), triggers=row.triggers, tasks=row.tasks, state=words.get(state, state)
+    )
+    if said is None or state != "alive":
+        return line
+    return msgspec.structs.replace(line, runner=said.status.runner, runner_ends=said.status.runner_ends)
+
+
 class TriggerInspection(Verbs):
     """The queries about supervisors, watchers and triggers."""
 
     @reading
-    def triggerers(self, tx: Tx, limit: int = NEWEST_SHOWN) -> list[TriggererLine]:
-        """Return the newest leases, alive or not, newest first, with the numbers of their triggers and tasks."""
+    def triggerers(
+        self, tx: Tx, limit: int = NEWEST_SHOWN, *, with_past: bool = False, liveness: Liveness = BY_SILENCE
+    ) -> list[TriggererLine]:
+        """Return the newest leases, newest first, with the numbers of their triggers and tasks.
+
+        Without ``with_past`` those that ended or were fenced more than `PAST_S` ago are left out.
+        """
         triggers = select(func.count()).where(trigger.c.triggerer_id == triggerer.c.id, _OPEN)
         tasks = select(func.count()).where(task_instance.c.triggerer_id == triggerer.c.id)
         statement = select(
@@ -193,11 +222,12 @@ class TriggerInspection(Verbs):
             triggers.correlate(triggerer).scalar_subquery().label("triggers"),
             tasks.correlate(triggerer).scalar_subquery().label("tasks"),
         )
-        lines = []
-        for row in tx.connection.execute(statement.order_by(triggerer.c.id.desc()).limit(limit)):
-            lease = triggerer_row({column.name: row._mapping[column] for column in triggerer.c}, tx.now)
-            lines.append(TriggererLine(**msgspec.structs.asdict(lease), triggers=row.triggers, tasks=row.tasks))
-        return lines
+        if not with_past:
+            since = tx.now - timedelta(seconds=PAST_S)
+            statement = statement.where(or_(is_alive(), func.coalesce(_T.stopped_at, _T.fenced_at) > since))
+        rows = tx.connection.execute(statement.order_by(_T.id.desc()).limit(limit)).all()
+        said = published(tx, [row.id for row in rows if row.stopped_at is None and row.fenced_at is None])
+        return [_triggerer_line(tx, row, liveness, said.get(row.id)) for row in rows]
 
     @reading
     def watchers(

@@ -97,8 +97,9 @@ def supervisors(tx: Tx, *, liveness: Liveness, exactly: bool = False) -> list[Su
 
 def supervisor_texts(tx: Tx, epochs: Collection[int], *, liveness: Liveness) -> dict[int, str]:
     """Return which supervisors these are, in words, by their epochs: nothing of them is counted."""
-    rows = tx.connection.execute(select(triggerer).where(triggerer.c.id.in_(epochs))).all()
-    return {row.id: f"{row.hostname}, process {row.pid}, {_state(tx, row, liveness)[0]}" for row in rows}
+    rows: Sequence[Any] = tx.connection.execute(select(triggerer).where(triggerer.c.id.in_(epochs))).all()
+    leases = [triggerer_row(row._mapping, tx.now) for row in rows]
+    return {one.id: f"{one.hostname}, process {one.pid}, {state_of(one, liveness)}" for one in leases}
 
 
 def supervisor(tx: Tx, epoch: int | None, *, liveness: Liveness) -> Supervisor | None:
@@ -109,23 +110,23 @@ def supervisor(tx: Tx, epoch: int | None, *, liveness: Liveness) -> Supervisor |
     return None if row is None else _supervisor(tx, row, liveness)
 
 
-def _state(tx: Tx, row: Any, liveness: Liveness) -> tuple[SupervisorState, TriggererRow]:
-    lease = triggerer_row(row._mapping, tx.now)
-    state: SupervisorState = "alive" if lease.heartbeat_age_s <= liveness.silence_max_s else "silent"
-    if row.stopped_at is not None:
-        state = "ended"
-    elif row.fenced_at is not None:
-        state = "fenced"
-    elif liveness.is_gone(lease):
-        state = "gone"
-    return state, lease
+def state_of(lease: TriggererRow, liveness: Liveness) -> SupervisorState:
+    """Return the state of a supervisor."""
+    if lease.stopped_at is not None:
+        return "ended"
+    if lease.fenced_at is not None:
+        return "fenced"
+    if liveness.is_gone(lease):
+        return "gone"
+    return "alive" if lease.heartbeat_age_s <= liveness.silence_max_s else "silent"
 
 
 def _supervisor(
     tx: Tx, row: Any, liveness: Liveness, *, exactly: bool = False, said: SupervisorStatus | None = None
 ) -> Supervisor:
     """Return a supervisor; ``said``: how it is, as it has said itself."""
-    state, lease = _state(tx, row, liveness)
+    lease = triggerer_row(row._mapping, tx.now)
+    state = state_of(lease, liveness)
     # By its queues, so that the index of claims has all that is looked at.
     served = trigger.c.queue.in_(lease.queues)
     counted = select(trigger.c.id).where(served, trigger.c.triggerer_id == row.id, _OPEN)
