@@ -167,9 +167,11 @@ def test_top_prints_one_screen_if_the_output_is_no_terminal(call_database: Any, 
     assert any(line[:1] == ["attention"] for line in lines)
     supervisor = next(line for line in lines if line[:1] == [str(epoch)])
     assert " ".join(supervisor[3:]).startswith("alive 2 of 10")
-    status = SupervisorStatus(runner="running", runner_ends=RunnerEnds(1, 600.0, "killed by SIGKILL"))
-    users_store.heartbeat(epoch, encode_status(status))
-    assert "running; ended 1 time within 10 min" in call_database("top").out
+    ends = RunnerEnds(1, 600.0, "killed by SIGKILL")
+    users_store.heartbeat(epoch, encode_status(SupervisorStatus(runner="absent", runner_ends=ends, is_draining=True)))
+    printed = call_database("top")
+    assert "absent; ended 1 time within 10 min" in printed.out
+    assert any(line.split()[3:4] == ["draining"] for line in printed.out.splitlines())
     stream = next(line for line in lines if line[:2] == ["the", "log"])
     assert " ".join(stream[2:]).startswith("0 of 1 1,234 3 w (absent subscriber)")
 

@@ -151,6 +151,21 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
         "triggerers list",
     ),
     (
+        "notice",
+        "draining",
+        StatusFacts((*UP, sup(epoch=2, is_draining=True)), trigger_queues=QUEUE),
+        "supervisor 2 (pid 7 on h) drains and claims nothing",
+        "triggerers list",
+    ),
+    (
+        "attention",
+        "draining",
+        StatusFacts((sup(is_draining=True), sup(epoch=2, is_draining=True)), trigger_queues=QUEUE),
+        "supervisor 1 (pid 7 on h), supervisor 2 (pid 7 on h) drain and claim nothing, and there is no other",
+        "headgate up",
+    ),
+    ("notice", "draining", StatusFacts((sup(is_draining=True),)), "drains and claims nothing", "triggerers list"),
+    (
         "broken",
         "scheduling_fails",
         StatusFacts(UP, passing_over=((UP[0].epoch, "the run etl r1: KeyError: 'x'"), (9_999, "of one that is gone"))),

@@ -192,6 +192,7 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ("running", task(S.RUNNING, owner=ALIVE, deadline_in_s=90.0), [ALIVE], "runs on", "ended in 1 min 30 s"),
     ("overdue", task(S.RUNNING, owner=ALIVE, deadline_in_s=-2.0), [ALIVE], "over 2.0 s ago", "ends the worker"),
     ("owner_fenced", task(S.RUNNING, owner=sup(state="fenced")), [sup(epoch=2)], "was fenced", "fail this try"),
+    ("draining", task(S.SCHEDULED), [sup(is_draining=True)], "takes nothing new: supervisor 1 (pid", "headgate up"),
     ("owner_ended", task(S.RUNNING, owner=sup(state="ended")), [], "no other is alive", "headgate up"),
     (
         "owner_silent",
@@ -295,19 +296,15 @@ TRIGGERS: list[tuple[str, TriggerFacts, list[Supervisor], str, str]] = [
     ("running", trig(owner=ALIVE), [ALIVE], "has not fired since", "trigger_id 17"),
     (
         "runner_ends",
-        trig(owner=ALIVE),
-        [sup(runner_ends=RunnerEnds(3, 600.0, "killed by SIGKILL", 12.0))],
+        trig(owner=sup(runner_ends=RunnerEnds(3, 600.0, "killed by SIGKILL", 12.0))),
+        [ALIVE],
         "ended 3 times within 10 min, the last time so: killed by SIGKILL; the next one starts after 12 s",
         "if memory is short",
     ),
-    ("running", trig(owner=ALIVE), [sup(runner_ends=RunnerEnds(2, 600.0, "by hand"))], "has not fired", "trigger_id"),
-    (
-        "running",
-        trig(owner=ALIVE),
-        [sup(epoch=2, runner_ends=RunnerEnds(9, 600.0, "x"))],
-        "has not fired",
-        "trigger_id",
-    ),
+    ("running", trig(owner=sup(runner_ends=RunnerEnds(2, 600.0, "x"))), [ALIVE], "has not fired", "trigger_id"),
+    ("owner_drains", trig(owner=sup(is_draining=True)), [ALIVE], "was asked to stop, and ends", "another supervisor"),
+    ("draining", trig(), [sup(is_draining=True)], "every supervisor of the queue 'default' was", "headgate up"),
+    ("unclaimed", trig(), [sup(is_draining=True), sup(epoch=2)], "no supervisor has claimed it", "poll_interval_s"),
     ("running", trig(owner=ALIVE, newest_event=StoredEvent(5, 9.0)), [ALIVE], "newest event is 9.0 s old", "log"),
 ]
 

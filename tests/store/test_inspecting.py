@@ -284,6 +284,23 @@ def test_a_why_of_a_trigger_knows_that_the_runner_of_its_supervisor_ends_again_a
     assert store.inspect.status() == []
 
 
+def test_a_supervisor_that_drains_is_told(store: Store, query: Query) -> None:
+    epoch = register(store)
+    trigger_id = store.add_watcher("w", "a.B", {})
+    store.claim_triggers(epoch, limit=1, queues=["default"])
+    store.heartbeat(epoch, encode_status(SupervisorStatus(is_draining=True)))
+    answer = store.inspect.why_trigger(trigger_id)
+    assert answer.reason == "owner_drains"
+    assert "alive, draining, last heartbeat" in dict(answer.facts)["owner"]
+    assert [(problem.severity, problem.reason) for problem in store.inspect.status()] == [("attention", "draining")]
+    assert [line.state for line in store.inspect.triggerers()] == ["draining"]
+    register(store)
+    assert [problem.severity for problem in store.inspect.status()] == ["notice"]
+    liveness = Liveness(is_gone=lambda row: row.id == epoch)
+    assert store.inspect.why_trigger(trigger_id, liveness=liveness).reason == "owner_gone"
+    assert [line.state for line in store.inspect.triggerers(liveness=liveness)] == ["running", "gone"]
+
+
 def test_a_why_of_a_dag_knows_that_its_runs_cannot_be_made(store: Store, query: Query) -> None:
     tasks = Tasks(store, query)
     store.tasks.save_file(tasks.epoch, "nightly.py", [DagSpec("nightly", schedule=CronSchedule("0 3 * * *", "UTC"))])

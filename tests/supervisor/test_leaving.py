@@ -153,6 +153,23 @@ def test_a_drain_that_ends_a_task_is_cut_short(world: World, runs_on_s: float) -
         assert (exit_.code, exit_.reason) == (commands.EXIT_KILLED, "tasks were still running at the drain's deadline")
 
 
+def test_a_drain_that_waits_is_published_with_the_next_heartbeat(world: World) -> None:
+    task = LongTask(world.now + SETTINGS.drain_s / 2)
+    identity = Identity("host", 1, "machine", 0.0)
+    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, tasks=task)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    assert world.store.inspect.triggerers()[0].state == "running"
+    core.drain(world.now)
+    supervisor.settle()
+    core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.pass_time(SETTINGS.lease.heartbeat_s)
+    (line,) = world.store.inspect.triggerers()
+    assert (line.state, line.runner, line.runner_ends) == ("draining", "absent", None)
+    supervisor.pass_time(SETTINGS.drain_s)
+    assert [line.state for line in world.store.inspect.triggerers()] == ["stopped"]
+
+
 def test_others_claim_the_triggers_while_a_drain_waits_for_a_task(world: World) -> None:
     (trigger_id,) = add_watchers(world, 1)
     task = LongTask(world.now + 10 * SETTINGS.drain_s)

@@ -125,6 +125,7 @@ def test_passwords_in_urls_are_masked() -> None:
     assert mask_passwords("http://127.0.0.1:80/a@b") == "http://127.0.0.1:80/a@b"
     assert mask_passwords("amqp://u:s3@cr/e@t@h/x?y and z@w") == "amqp://u:***@h/x?y and z@w"
     assert mask_passwords("redis://u:s3/cret@h:1/0: [1/2] no@one") == "redis://u:***@h:1/0: [1/2] no@one"
+    assert mask_passwords("pg://u:12#ab@h pg://u:2024?x@h a://[u]:pw@h") == "pg://u:***@h pg://u:***@h a://[u]:***@h"
     assert mask_passwords("['a://u:s@3@h', 'me@x'] a://u:s/3@h") == "['a://u:***@h', 'me@x'] a://u:***@h"
     assert mask_passwords('{"a":"a://u:s@3@h","b":"b@c"}') == '{"a":"a://u:***@h","b":"b@c"}'
     assert mask_passwords("a://u:s@3@h,b://u:s/3@h") == "a://u:***@h,b://u:***@h"

@@ -127,10 +127,12 @@ def test_a_payload_with_a_masked_password_is_not_edited_in_a_form(
 
 def test_the_list_of_supervisors_says_how_their_runners_end(client: TestClient, store: Store, epoch: Epoch) -> None:
     ends = RunnerEnds(3, 600.0, "killed by SIGKILL")
-    store.heartbeat(epoch, encode_status(SupervisorStatus(runner="running", runner_ends=ends)))
+    store.heartbeat(epoch, encode_status(SupervisorStatus(runner="running", runner_ends=ends, is_draining=True)))
     (row,) = client.get("/supervisors.json").json()["rows"]
     assert row["runner_ends"] == {"times": 3, "within_s": 600.0, "last": ends.last, "wait_s": 0.0}
-    assert f"running; {ends}" in client.get("/supervisors").text
+    text = client.get("/supervisors").text
+    assert f"running; {ends}" in text
+    assert "draining" in text
 
 
 def test_supervisors_and_pools(page: Get, client: TestClient, epoch: Epoch) -> None:

@@ -376,9 +376,9 @@ class Host:
             key = str.__str__(key)
         if not problem and not is_storable_key(key):
             problem = f"the key of an event of {spec.name} is not storable text of at most {KEY_CHARS_MAX} characters"
-        index, run.events = run.events, run.events + 1
-        if problem and spec.credit is not None and binding.seq is None:
+        if problem and spec.credit is not None and run.subscription is None:
             raise EventNotStorable(problem)
+        index, run.events = run.events, run.events + 1
         if problem:
             letter = RefusedEvent(
                 trigger_id=spec.trigger_id,

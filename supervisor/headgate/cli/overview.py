@@ -75,7 +75,7 @@ def _supervisor(each: Supervisor, statuses: dict[int, PublishedStatus]) -> Seque
         str(each.epoch),
         each.hostname,
         str(each.pid),
-        each.state,
+        "draining" if each.is_draining else each.state,
         f"{owned:,} of {each.capacity:,}",
         f"{each.tasks:,} of {each.workers:,}" if each.workers else "",
         "" if published is None else published.unreadable or published.status.runner_told(),

@@ -168,6 +168,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_impeded(facts),
         *_runners(facts),
         *_dag_folders(facts),
+        *_draining(facts),
         *_queues(facts),
         *_unclaimed(facts),
         *_streams(facts.troubled),
@@ -261,6 +262,19 @@ def _runners(facts: StatusFacts) -> list[Problem]:
     more = f"; and so those of {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else ""
     text = "".join(told[:1]) + more
     return [Problem("attention", "runner_ends", text, "headgate triggerers list", tuple(told))] if told else []
+
+
+def _draining(facts: StatusFacts) -> list[Problem]:
+    """Return who was asked to stop; a person should look if nobody else takes what they leave."""
+    living = alive(facts.supervisors)
+    told = [str(one) for one in living if one.is_draining]
+    if not told:
+        return []
+    is_last = len(told) == len(living) and bool(facts.trigger_queues or facts.has_active_runs)
+    text = f"{some(told)} {'drain and claim' if len(told) > 1 else 'drains and claims'} nothing"
+    text += ", and there is no other" if is_last else ""
+    next_ = HEADGATE_UP if is_last else "headgate triggerers list"
+    return [Problem("attention" if is_last else "notice", "draining", text, next_, tuple(told))]
 
 
 def _queues(facts: StatusFacts) -> list[Problem]:

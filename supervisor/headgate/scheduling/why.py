@@ -81,6 +81,7 @@ class Supervisor(msgspec.Struct, frozen=True):
     runner_ends: RunnerEnds | None = None
     dag_folder: DagFolder | None = None
     dag_folder_age_s: float = 0.0  # for so long its files have been these
+    is_draining: bool = False  # it was asked to stop, and claims nothing any more
 
     @property
     def dying(self) -> RunnerEnds | None:
@@ -445,8 +446,10 @@ def nobody_serves(supervisors: Sequence[Supervisor], queue: str, *, with_workers
         if not living:
             text = "the supervisors that are alive run triggers alone, and no tasks"
             return Finding("no_workers", text, f"{HEADGATE_UP}, on any machine")
-    if any(queue in one.queues for one in living):
-        return None
+    serving = [one for one in living if queue in one.queues]
+    if serving:
+        text = f"every supervisor of the queue {queue!r} was asked to stop, and takes nothing new: {serving[0]} drains"
+        return Finding("draining", text, HEADGATE_UP) if all(one.is_draining for one in serving) else None
     served = sorted({name for one in living for name in one.queues})
     return Finding(
         "no_supervisor_for_queue",
@@ -492,7 +495,7 @@ def owner_facts(owner: Supervisor | None) -> list[tuple[str, str]]:
     """Return the facts about the owner."""
     if owner is None:
         return [("owner", "none")]
-    beat = f"{owner.state}, last heartbeat {moment(-owner.heartbeat_age_s)}"
+    beat = f"{owner.state}{', draining' if owner.is_draining else ''}, last heartbeat {moment(-owner.heartbeat_age_s)}"
     if owner.heartbeat_age_s < -CLOCK_TOLERANCE_S:
         beat += ": that is in the future, because the database's clock was set back, so it may not be alive"
     more = " or more" if owner.open_triggers == OWNED_COUNTED_MAX < owner.capacity else ""

@@ -169,7 +169,7 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
         found.append(held)  # no supervisor ends it
     found += _paused(facts)
     nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
-    nothing_moves = nobody is not None and nobody.reason != "no_supervisor_for_queue"
+    nothing_moves = nobody is not None and nobody.reason not in ("no_supervisor_for_queue", "draining")
     if nobody is not None and nothing_moves:
         found.append(nobody)  # neither its run begins, nor does an upstream task go on
     if facts.run_state == "queued":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.scheduling.why import (
+    HEADGATE_UP,
     Answer,
     Finding,
     RuleFacts,
@@ -157,19 +158,22 @@ def _owned(facts: TriggerFacts, owner: Supervisor, supervisors: Sequence[Supervi
         return [*([] if nobody is None else [nobody]), dead, *_failures(facts)]
     if facts.hold is not None:
         return _failures(facts)
-    return [*_failures(facts), *_runner_ends(owner, supervisors), *_stream_waits(facts), _waiting(facts, owner)]
+    return [*_failures(facts), *_of_owner(owner), *_stream_waits(facts), _waiting(facts, owner)]
 
 
-def _runner_ends(owner: Supervisor, supervisors: Sequence[Supervisor]) -> list[Finding]:
-    """Return that the runner of the owner ends again and again; what ``supervisors`` say of themselves has it."""
-    dying = next((one.dying for one in supervisors if one.epoch == owner.epoch), None)
-    if dying is None:
-        return []
-    more = (
-        "each time it is started again with all of its triggers, after a longer wait; the log of that supervisor has "
-        "the last output. SIGKILL is sent by users, and by the kernel if memory is short: see the log of the kernel"
-    )
-    return [Finding("runner_ends", f"the runner of {owner}, which runs it, has {dying}", more)]
+def _of_owner(owner: Supervisor) -> list[Finding]:
+    """Return what the owner says of itself for which the trigger may not run."""
+    found = []
+    if owner.is_draining:
+        text = f"{owner}, which has it, was asked to stop, and ends its triggers"
+        found.append(Finding("owner_drains", text, f"another supervisor claims it; if there is none, {HEADGATE_UP}"))
+    if owner.dying is not None:
+        more = (
+            "each time it is started again with all of its triggers, after a longer wait; the log of that supervisor "
+            "has the last output. SIGKILL is sent by users, and by the kernel if memory is short: see its log"
+        )
+        found.append(Finding("runner_ends", f"the runner of {owner}, which runs it, has {owner.dying}", more))
+    return found
 
 
 def _failures(facts: TriggerFacts) -> list[Finding]:

@@ -179,6 +179,11 @@ class RunnerLifecycle:
         """The incarnation of the runner that is running, 0 if none is."""
         return self.incarnation if self.state is RunnerState.RUNNING else 0
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no other is started after this one: the supervisor has decided to leave."""
+        return self._leaving.exit is not None
+
     def ends(self) -> RunnerEnds | None:
         """Return how often runners have ended of late unless they were asked to; None if none has.
 
@@ -188,7 +193,7 @@ class RunnerLifecycle:
             self._ended_at.popleft()
         if not self._ended_at:
             return None
-        waits = self.state is RunnerState.ABSENT and self._leaving.exit is None and self._wait_s >= WAIT_TOLD_MIN_S
+        waits = self.state is RunnerState.ABSENT and not self.is_last and self._wait_s >= WAIT_TOLD_MIN_S
         return RunnerEnds(len(self._ended_at), ENDS_WINDOW_S, self._ended_as, round(self._wait_s, 1) if waits else 0.0)
 
     def is_listening(self, incarnation: int) -> bool:

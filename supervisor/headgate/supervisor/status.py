@@ -30,4 +30,5 @@ def measured(
         passed_over_in_all=len(passed_over),
         runner_ends=runner.ends(),
         dag_folder=None if tasks is None else tasks.dag_folder,
+        is_draining=runner.is_last,
     )

@@ -28,9 +28,9 @@ STATIC = ("headgate.css", "headgate.js", "headgate.svg", "vendor/htmx/htmx.min.j
 # A password may have an unquoted / or @, although it should not: it goes up to the last @ before a space, a quote or
 # another URL. What looks like a port and a path is none. A text may have been cut within a password, and so end there.
 _URL_PASSWORD = re.compile(
-    r"""([A-Za-z0-9+.-]://(?!\[)[^\s/:@?#]*):
+    r"""([A-Za-z0-9+.-]://(?!\[[0-9A-Fa-f:.%]*\](?:[:/?#]|\Z))[^\s/:@?#]*):
     (?:
-        (?! [0-9]{1,5}[/?#] ) (?: [^\s/@]+ (?: @(?:(?!://)[^\s"'<>])* )? | (?:(?!://)[^\s"'<>])+ ) (@)
+        (?! [0-9]{1,5}/ ) (?: [^\s/@]+ (?: @(?:(?!://)[^\s"'<>])* )? | (?:(?!://)[^\s"'<>])+ ) (@)
         | (?! [0-9]{1,5}\W*\Z ) [^\s/?#@"'<>]+ \Z
     )""",
     re.VERBOSE,

@@ -25,6 +25,7 @@ IDLE_S_MAX = 30  # of a connection that a browser keeps open
 REQUEST_S_MAX = 10.0  # from the begin of a connection, or of a request on it, until the request has come whole
 ANSWER_S_MAX = 30.0  # until a client has taken what there is of an answer, or at least `ANSWER_BYTES_MIN` more of it
 ANSWER_BYTES_MIN = 16 * 1024
+KERNEL_BUFFER_BYTES = 32 * 1024  # of an answer, twice as many for Linux
 ENDED_TOLD_S = 60.0  # between two lines in the log about connections that came to one of these ends
 DRAIN_S = 3  # that requests have to end in when it stops
 BACKLOG = 64
@@ -118,6 +119,10 @@ class Connection(H11Protocol):
         """Wait for the first request."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so `pause_writing` tells of any byte that was not taken
+        # The kernel says that there is room when a third of its own buffer is free, which may be megabytes: a client
+        # that takes what it has slowly would seem to take nothing.
+        if (accepted := transport.get_extra_info("socket")) is not None:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER_BYTES)
         self._await_request()
 
     def pause_writing(self) -> None:

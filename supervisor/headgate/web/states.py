@@ -33,6 +33,7 @@ LOOKS = {
     "notice": Look("i", "round", "busy"),
     # of triggers, streams and supervisors
     "alive": Look("A", "round", "good"),
+    "draining": Look("D", "octagon", "warn"),
     "silent": Look("S", "octagon", "warn"),
     "gone": Look("G", "square", "bad"),
     "full": Look("F", "octagon", "warn"),

@@ -58,6 +58,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     ``passed_over``: what its scheduler passes over for a while, because it has failed, and why, each; they are the
     first of ``passed_over_in_all``. ``runner_ends`` is None if no runner has ended of late without being asked to, and
     ``dag_folder`` if it runs no tasks, or has not parsed all of its files.
+    ``is_draining``: it has been asked to stop, and claims nothing any more.
     """
 
     runner: str = "absent"
@@ -73,6 +74,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     passed_over_in_all: int = 0
     runner_ends: RunnerEnds | None = None
     dag_folder: DagFolder | None = None
+    is_draining: bool = False
 
     def runner_told(self) -> str:
         """Return the state of its runner, and how often runners have ended of late, if any has, in words."""

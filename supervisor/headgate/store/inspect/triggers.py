@@ -44,8 +44,8 @@ _PREFIX = "trigger-"  # of the name of a trigger without a watcher, in lists and
 class TriggererLine(TriggererRow, frozen=True):
     """One lease, with the numbers of its open triggers and tasks.
 
-    ``state`` is a `SupervisorState`, but `running` for one that is alive and `stopped` for one that has ended. Of those
-    that are alive, ``runner`` is the state of the runner, and ``runner_ends`` how it has ended of late.
+    ``state`` is a `SupervisorState`, but `running` or `draining` for one that is alive and `stopped` for one that has
+    ended. Of those that are alive, ``runner`` is the state of the runner, and ``runner_ends`` how it has ended of late.
     """
 
     triggers: int = 0
@@ -201,7 +201,9 @@ def _triggerer_line(tx: Tx, row: Any, liveness: Liveness, said: PublishedStatus 
     )
     if said is None or state != "alive":
         return line
-    return msgspec.structs.replace(line, runner=said.status.runner, runner_ends=said.status.runner_ends)
+    told = said.status
+    state_told = "draining" if told.is_draining else line.state
+    return msgspec.structs.replace(line, state=state_told, runner=told.runner, runner_ends=told.runner_ends)
 
 
 class TriggerInspection(Verbs):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
@@ -107,7 +108,13 @@ def supervisor(tx: Tx, epoch: int | None, *, liveness: Liveness) -> Supervisor |
     if epoch is None:
         return None
     row = tx.connection.execute(select(triggerer).where(triggerer.c.id == epoch)).first()
-    return None if row is None else _supervisor(tx, row, liveness)
+    if row is None:
+        return None
+    found, said = _supervisor(tx, row, liveness), published(tx, [epoch])
+    if found.state != "alive" or epoch not in said:
+        return found
+    status = said[epoch].status
+    return msgspec.structs.replace(found, runner_ends=status.runner_ends, is_draining=status.is_draining)
 
 
 def state_of(lease: TriggererRow, liveness: Liveness) -> SupervisorState:
@@ -152,6 +159,7 @@ def _supervisor(
         runner_ends=None if said is None else said.runner_ends,
         dag_folder=None if said is None else said.dag_folder,
         dag_folder_age_s=tx.now.timestamp() - said.dag_folder.since if said is not None and said.dag_folder else 0.0,
+        is_draining=said is not None and said.is_draining and state == "alive",
         tasks=tx.connection.execute(tasks).scalar_one(),
     )
 

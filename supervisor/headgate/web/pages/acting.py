@@ -417,7 +417,8 @@ def _go_on_with_row(view: View, action: Action) -> None:
     The form names the row, and anybody can write a form: only one of this user and act is taken, of a moment ago.
     """
     row = None if view.field("row") is None else view.store.inspect.act(view.given_number("row"))
-    if row is None or (row.actor, row.via, row.action, row.outcome) != (view.user.name, "web", action, "done"):
+    of_parts = (view.user.name, "web", action, LETTERS, "done")
+    if row is None or (row.actor, row.via, row.action, row.object, row.outcome) != of_parts:
         return
     if (view.now - row.at).total_seconds() <= ONE_ROW_S_MAX and row.after is not None:
         view.store.database.go_on_with(Written(row.id, action, LETTERS, row.after))
