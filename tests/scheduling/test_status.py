@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from headgate.scheduling.status import (
+from headgate.scheduling.status import DIFFER_S, STREAMS_TOLD_MAX, counted_rows, exit_code, problems
+from headgate.scheduling.status_facts import (
     COUNTED_MAX,
-    DIFFER_S,
-    STREAMS_TOLD_MAX,
     BrokerAway,
     Drifted,
     Letters,
@@ -17,9 +16,6 @@ from headgate.scheduling.status import (
     StatusFacts,
     TroubledTrigger,
     Unclaimed,
-    counted_rows,
-    exit_code,
-    problems,
 )
 from headgate.scheduling.why import DagFolder, RunnerEnds, Supervisor
 

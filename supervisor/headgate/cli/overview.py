@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from headgate.scheduling.status import Problem
+    from headgate.scheduling.status_facts import Problem
     from headgate.scheduling.why import Supervisor
     from headgate.store.facts.supervisor_status import PublishedStatus
     from headgate.store.inspect.runs import TaskLine

@@ -60,10 +60,7 @@ class DagFolder(msgspec.Struct, frozen=True):
 
 
 class Supervisor(msgspec.Struct, frozen=True):
-    """One lease. ``open_triggers`` and ``tasks`` count those it has now; ages are seconds by the database's clock.
-
-    ``heartbeat_age_s`` is negative if that clock was set back after the heartbeat.
-    """
+    """One lease, with the triggers and tasks it has now. Ages are by the database's clock: negative if it was set back."""
 
     epoch: int
     hostname: str
@@ -76,7 +73,7 @@ class Supervisor(msgspec.Struct, frozen=True):
     tasks: int = 0
     workers: int = 1  # steps of tasks it can run at once; 0: it only runs triggers
     endless_workers: int = 0  # endless tasks it can run beside these
-    endless_tasks: int = 0  # that it has now
+    endless_tasks: int = 0
     passed_over: tuple[tuple[str, str], ...] = ()  # what its scheduler has failed with, by its name, and why
     runner_ends: RunnerEnds | None = None
     dag_folder: DagFolder | None = None

@@ -9,7 +9,7 @@ from tests.supervisor.tasks_harness import WAIT, Tasks
 
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent, RefusedEvent
-from headgate.scheduling.status import Problem
+from headgate.scheduling.status_facts import Problem
 from headgate.store.inspect import status_facts
 from headgate.store.store import Store
 

@@ -17,7 +17,7 @@ from headgate.cli.tables import fields, print_block, shown
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from headgate.scheduling.status import Problem
+    from headgate.scheduling.status_facts import Problem
 
 EXIT_NO_DATABASE = 3
 TOP_INTERVAL_S = 2.0

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from headgate.scheduling import contracts, status, why_tasks, why_triggers
-from headgate.scheduling.status import Problem
+from headgate.scheduling.status_facts import Problem
 from headgate.scheduling.why import Answer, Supervisor
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import reading

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, and_, false, func, literal_column, or_, select
 
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.status import (
+from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
