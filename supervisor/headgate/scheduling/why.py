@@ -60,7 +60,7 @@ class DagFolder(msgspec.Struct, frozen=True):
 
 
 class Supervisor(msgspec.Struct, frozen=True):
-    """One lease, with the triggers and tasks it has now. Ages are by the database's clock: negative if it was set back."""
+    """One lease, with the triggers and tasks it has. Ages are by the database's clock; negative if that is set back."""
 
     epoch: int
     hostname: str
