@@ -94,6 +94,8 @@ def test_a_runner_that_is_killed_during_a_drain_has_lost_nothing(world: World) -
 class LongTask(TaskCore):
     """One task, which ends at ``ends_at``, or when it is made to."""
 
+    dag_folder = None
+
     def __init__(self, ends_at: float) -> None:
         self.ends_at = ends_at
 
