@@ -16,6 +16,7 @@ from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
+    GoneDag,
     Letters,
     MissingPool,
     Overdue,
@@ -58,6 +59,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_consumers(facts.consumers),
         *_undecided(facts.undecided),
         *_files(facts.import_errors),
+        *_gone_dags(facts.gone_dags),
         *_runs(facts.failed_runs),
         *_keys(facts.old_keys),
     ]
@@ -374,6 +376,18 @@ def _files(errors: Sequence[tuple[str, str]]) -> list[Problem]:
         text = f"{counted_rows(errors, 'DAG file')} cannot be parsed: {some([name for name, _ in errors])}"
     lines = tuple(f"{name}: {text_}" for name, text_ in errors)
     return [Problem("attention", "import_errors", text, "headgate dags list", lines)]
+
+
+def _gone_dags(gone: Sequence[GoneDag]) -> list[Problem]:
+    """Return that runs stand still because their DAG is in no file any more."""
+    told = [
+        f"{counted(one.runs, 'run')} of the DAG {one.name!r}, which {one.file} has not had for {span(one.for_s)}"
+        for one in gone
+    ]
+    more = f"; and so those of {counted_rows(told[1:], 'other DAG')}" if len(told) > 1 else ""
+    text = f"{told[0]}, cannot go on{more}" if told else ""
+    next_ = command("runs", "list", gone[0].name) if gone else ""
+    return [Problem("attention", "dag_gone", text, next_, tuple(told))] if told else []
 
 
 def _runs(failed: Sequence[tuple[str, str]]) -> list[Problem]:

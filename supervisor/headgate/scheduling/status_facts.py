@@ -89,6 +89,15 @@ class Undecided(msgspec.Struct, frozen=True):
     error: str
 
 
+class GoneDag(msgspec.Struct, frozen=True):
+    """A DAG that has not been in its file for ``for_s`` seconds, and has unfinished runs."""
+
+    name: str
+    file: str
+    runs: int
+    for_s: float
+
+
 class Drifted(msgspec.Struct, frozen=True):
     """A stream whose broker was not where headgate has left it, which nobody has accepted; ``verdict`` is the worst."""
 
@@ -129,6 +138,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     consumers: tuple[TroubledConsumer, ...] = ()
     undecided: tuple[Undecided, ...] = ()
     import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
+    gone_dags: tuple[GoneDag, ...] = ()
     failed_runs: tuple[tuple[str, str], ...] = ()
     old_keys: int = 0
 

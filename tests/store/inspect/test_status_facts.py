@@ -199,6 +199,17 @@ def test_a_wait_that_has_timed_out_is_told(at: Watched, etl: Tasks) -> None:
     assert problem.text.endswith("have timed out; the longest for 1 h: etl r1 a")
 
 
+def test_runs_whose_dag_is_in_no_file_any_more_are_told(at: Watched, etl: Tasks) -> None:
+    at.store.tasks.save_file(etl.epoch, "etl.py", [])
+    assert alive_after(at, etl, status_facts.GONE_S - 1) == []
+    assert alive_after(at, etl, 2) == ["dag_gone"]
+    (problem,) = at.status()
+    assert problem.text == "1 run of the DAG 'etl', which etl.py has not had for 2 min 1 s, cannot go on"
+    assert problem.next == "headgate runs list etl"
+    at.store.tasks.cancel_run(etl.run)
+    assert "dag_gone" not in at.reasons()
+
+
 def test_broken_files_failed_runs_and_rotations_that_have_not_ended_are_told(
     at: Watched, etl: Tasks, query: Query
 ) -> None:

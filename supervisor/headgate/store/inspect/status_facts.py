@@ -18,6 +18,7 @@ from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
+    GoneDag,
     Letters,
     MissingPool,
     Overdue,
@@ -58,6 +59,7 @@ AWAY_S = 10.0  # a broker that is restarted is back by then
 LATE_S = 60.0  # a scheduler looks at what is due about every second
 SCHEDULED_LATE_S = 15 * 60.0  # tasks wait for workers and pools by design, but not so long
 FAILED_RUNS_S = 86_400.0
+GONE_S = 120.0  # for so long the file of a DAG may be away, as in a deployment
 UNDECIDED_S = 86_400.0
 QUEUES_MAX = 100  # of open triggers
 POOLS_MAX = 100  # that there are not, each with a sentence of its own
@@ -101,6 +103,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         consumers=_consumers(tx),
         undecided=_undecided(tx),
         import_errors=_import_errors(tx),
+        gone_dags=_gone_dags(tx),
         failed_runs=_failed_runs(tx),
         old_keys=_old_keys(tx),
     )
@@ -342,6 +345,23 @@ def _undecided(tx: Tx) -> tuple[Undecided, ...]:
 def _import_errors(tx: Tx) -> tuple[tuple[str, str], ...]:
     rows = select(import_error.c.file, import_error.c.error).order_by(import_error.c.file).limit(COUNTED_MAX)
     return tuple((row.file, shortened(row.error)) for row in tx.connection.execute(rows))
+
+
+def _gone_dags(tx: Tx) -> tuple[GoneDag, ...]:
+    """Return the DAGs that are in no file any more, and whose runs have not ended."""
+    columns = (dag.c.name, dag.c.file, dag.c.removed_at)
+    rows = (
+        select(*columns, func.count().label("runs"))
+        .select_from(dag_run.join(dag))
+        .where(dag_run.c.ended_at.is_(None), dag.c.removed_at < tx.now - timedelta(seconds=GONE_S))
+        .group_by(*columns)
+        .order_by(dag.c.name)
+        .limit(COUNTED_MAX)
+    )
+    return tuple(
+        GoneDag(row.name, row.file, row.runs, (tx.now - row.removed_at).total_seconds())
+        for row in tx.connection.execute(rows)
+    )
 
 
 def _failed_runs(tx: Tx) -> tuple[tuple[str, str], ...]:
