@@ -26,6 +26,8 @@ LIMITS = (
     ("the encoded kwargs of a trigger, or of a deferral", "headgate.protocol.messages.runner.KWARGS_BYTES_MAX"),
     ("one encoded payload (the setting `event_bytes_max`)", "headgate.protocol.messages.runner.EVENT_BYTES_MAX"),
     ("the key of an event", "headgate.protocol.messages.runner.KEY_CHARS_MAX"),
+    ("the body of a response that `HttpTrigger` waits for", "headgate.triggers.http.BODY_BYTES_MAX"),
+    ("the body of a page that `HttpPagesTrigger` reads", "headgate.triggers.http.PAGE_BYTES_MAX"),
     ("an error, and a traceback, as they are kept and shown", "headgate.protocol.messages.runner.ERROR_CHARS_MAX"),
     ("values within values", "headgate.protocol.values.DEPTH_MAX"),
     ("one encoded XCom", "headgate.protocol.messages.dags.XCOM_BYTES_MAX"),
