@@ -31,6 +31,7 @@ from headgate.scheduling.why import HEADGATE_UP, alive, command, counted, some, 
 
 FAILURES_BROKEN_MIN = 3  # of a subscriber: from then on a stream that waits for it stands still, and not only hesitates
 STREAMS_TOLD_MAX = 4  # each with a sentence of its own; the others are counted
+LIST_SUPERVISORS = "headgate triggerers list"
 DIFFER_S = 120.0  # for so long DAG files of two machines may differ, as in a deployment
 
 SEVERITIES: tuple[Severity, ...] = ("broken", "attention", "notice")
@@ -77,6 +78,19 @@ def counted_rows(things: Sequence[object], thing: str) -> str:
     return counted(len(things), thing) + (" or more" if len(things) >= COUNTED_MAX else "")
 
 
+def _first_told(
+    severity: Severity, reason: str, told: Sequence[str], next_: str, *, others: str, prefix: str = "", ending: str = ""
+) -> list[Problem]:
+    """Return a problem that tells of the first, and of how many ``others`` there are; none if there is nothing to tell.
+
+    ``ending`` stands behind the first, ``prefix`` before the number of the others.
+    """
+    if not told:
+        return []
+    more = f"; and so {prefix}{counted_rows(told[1:], others)}" if len(told) > 1 else ""
+    return [Problem(severity, reason, f"{told[0]}{ending}{more}", next_, tuple(told))]
+
+
 # --- supervisors and queues ----------------------------------------------------------------------
 
 
@@ -97,7 +111,7 @@ def _supervisors(facts: StatusFacts) -> list[Problem]:
         text = f"{told[0]}; {what}"
         if len(told) > 1:
             text = f"{counted_rows(told, 'supervisor')} left without a word, the newest: {told[0]}"
-        found.append(Problem("attention", "supervisor_silent", text, "headgate triggerers list", tuple(told)))
+        found.append(Problem("attention", "supervisor_silent", text, LIST_SUPERVISORS, tuple(told)))
     return found
 
 
@@ -114,9 +128,7 @@ def _dag_folders(facts: StatusFacts) -> list[Problem]:
         is_shared = not set(one.queues).isdisjoint(other.queues) and one.dag_folder.where == other.dag_folder.where
         if is_shared and one.dag_folder.files != other.dag_folder.files:
             told.append(f"{one} and {other} have different DAG files")
-    more = f"; and so {counted_rows(told[1:], 'other pair')}" if len(told) > 1 else ""
-    text = "".join(told[:1]) + more
-    return [Problem("attention", "dag_files_differ", text, "headgate triggerers list", tuple(told))] if told else []
+    return _first_told("attention", "dag_files_differ", told, LIST_SUPERVISORS, others="other pair")
 
 
 def _impeded(facts: StatusFacts) -> list[Problem]:
@@ -128,9 +140,7 @@ def _impeded(facts: StatusFacts) -> list[Problem]:
         ("scheduling_fails", "does not schedule", facts.passing_over),
     ):
         told = [f"{living[epoch]} {verb} {what}" for epoch, what in said if epoch in living]
-        if told:
-            more = f"; and so {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else ""
-            found.append(Problem("broken", reason, f"{told[0]}{more}", "headgate triggerers list", tuple(told)))
+        found += _first_told("broken", reason, told, LIST_SUPERVISORS, others="other supervisor")
     return found
 
 
@@ -138,9 +148,9 @@ def _runners(facts: StatusFacts) -> list[Problem]:
     """Return that runners end again and again, with all triggers of their supervisors."""
     ends = [(one, one.dying) for one in alive(facts.supervisors)]
     told = [f"the runner of {one} has {dying}" for one, dying in ends if dying is not None]
-    more = f"; and so those of {counted_rows(told[1:], 'other supervisor')}" if len(told) > 1 else ""
-    text = "".join(told[:1]) + more
-    return [Problem("attention", "runner_ends", text, "headgate triggerers list", tuple(told))] if told else []
+    return _first_told(
+        "attention", "runner_ends", told, LIST_SUPERVISORS, others="other supervisor", prefix="those of "
+    )
 
 
 def _draining(facts: StatusFacts) -> list[Problem]:
@@ -152,7 +162,7 @@ def _draining(facts: StatusFacts) -> list[Problem]:
     is_last = len(told) == len(living) and bool(facts.trigger_queues or facts.has_active_runs)
     text = f"{some(told)} {'drain and claim' if len(told) > 1 else 'drains and claims'} nothing"
     text += ", and there is no other" if is_last else ""
-    next_ = HEADGATE_UP if is_last else "headgate triggerers list"
+    next_ = HEADGATE_UP if is_last else LIST_SUPERVISORS
     return [Problem("attention" if is_last else "notice", "draining", text, next_, tuple(told))]
 
 
@@ -384,10 +394,10 @@ def _gone_dags(gone: Sequence[GoneDag]) -> list[Problem]:
         f"{counted(one.runs, 'run')} of the DAG {one.name!r}, which {one.file} has not had for {span(one.for_s)}"
         for one in gone
     ]
-    more = f"; and so those of {counted_rows(told[1:], 'other DAG')}" if len(told) > 1 else ""
-    text = f"{told[0]}, cannot go on{more}" if told else ""
     next_ = command("runs", "list", gone[0].name) if gone else ""
-    return [Problem("attention", "dag_gone", text, next_, tuple(told))] if told else []
+    return _first_told(
+        "attention", "dag_gone", told, next_, others="other DAG", prefix="those of ", ending=", cannot go on"
+    )
 
 
 def _runs(failed: Sequence[tuple[str, str]]) -> list[Problem]:
