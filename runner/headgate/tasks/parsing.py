@@ -20,6 +20,7 @@ import msgspec
 from headgate.child.error_text import describe_error
 from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import DagSpec, encode_dag
+from headgate.protocol.messages.maps import digest_of
 from headgate.tasks.graph import DAG, collecting
 from headgate.tasks.maps.sources import source_digest
 from headgate.triggers.encoding import DAG_MODULES
@@ -49,8 +50,8 @@ def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
     path, digest = os.path.abspath(path), ""
     try:
         source = _read(path)
-        digest = _digest(source)
-        specs = tuple(dag.to_spec() for dag in _run(path, source).values())
+        digest = digest_of([source])
+        specs = tuple(dag.to_spec() for dag in _run(path, source, digest).values())
         for spec in specs:
             encode_dag(spec)  # the length on the wire is a limit as well
     except KeyboardInterrupt:
@@ -69,7 +70,8 @@ def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
     DAGs of one id.
     """
     path = os.path.abspath(path)
-    return _run(path, _read(path))
+    source = _read(path)
+    return _run(path, source, digest_of([source]))
 
 
 def _read(path: str) -> bytes:
@@ -80,18 +82,14 @@ def _read(path: str) -> bytes:
     return source
 
 
-def _digest(source: bytes) -> str:
-    return hashlib.blake2b(source, digest_size=16).hexdigest()
-
-
-def _run(path: str, source: bytes) -> dict[str, DAG]:
+def _run(path: str, source: bytes, digest: str) -> dict[str, DAG]:
     module = ModuleType(module_name(path))
     module.__file__ = path
     code = _compiled(source, path)
     # It stays there, because dataclasses, pickle and others look up a class's module by name, also while tasks run.
     previous = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
-    token = source_digest.set(_digest(source))
+    token = source_digest.set(digest)
     try:
         with collecting() as made:
             exec(code, module.__dict__)

@@ -123,10 +123,10 @@ class Available(NamedTuple):
     is_complete: bool
 
 
-def digest_of(lists: Iterable[bytes]) -> str:
-    """Return a digest of some encoded lists, in this order."""
+def digest_of(parts: Iterable[bytes]) -> str:
+    """Return a digest of encoded lists, or of what else lists are made of, in this order."""
     digest = hashlib.blake2b(digest_size=16)
-    for one in lists:
+    for one in parts:
         digest.update(b"%d," % len(one) + one)
     return digest.hexdigest()
 

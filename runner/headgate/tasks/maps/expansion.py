@@ -212,16 +212,15 @@ def _are_others(before: str, now: str) -> bool:
 
 
 def _encoded_list(given: Sequence[Any]) -> bytes:
-    if isinstance(given, range) and len(given) > RANGE_LISTED_MAX:
-        return repr(given).encode()
-    try:
-        return encode_value(list(given), where="the values")
-    except ValueNotSerializable:
-        return _encoded(list(given))
+    is_long = isinstance(given, range) and len(given) > RANGE_LISTED_MAX
+    return repr(given).encode() if is_long else _encoded(list(given))
 
 
 def _encoded(value: Any) -> bytes:
-    return encode_value(_comparable(value), where="the value")
+    try:
+        return encode_value(value, where="the value")
+    except ValueNotSerializable:
+        return encode_value(_comparable(value), where="the value")
 
 
 def _comparable(value: Any) -> Any:

@@ -10,7 +10,6 @@ the first one owns it, and the other is an import error as long as the first def
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import stat
@@ -23,6 +22,7 @@ import structlog
 
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.dags import DagSpec, check_dag
+from headgate.protocol.messages.maps import digest_of
 from headgate.protocol.messages.worker import FileParsed
 from headgate.scheduling.why import DagFolder
 from headgate.store.errors import BLAMELESS, BadName, RowsRefused, described
@@ -106,7 +106,7 @@ class DagFiles:
             return
         files = {os.path.relpath(file, self._folder): digest for file, digest in self._digests.items()}
         where, whole = (
-            hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+            digest_of([text.encode("utf-8", "surrogateescape")])
             for text in (os.path.realpath(self._folder), repr(sorted(files.items())))
         )
         if self.told is None or whole != self.told.files:
