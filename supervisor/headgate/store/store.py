@@ -148,18 +148,20 @@ class Store(LeaseVerbs, EventVerbs, StrikeVerbs, WatcherVerbs, HoldVerbs, Change
     # --- the verbs of triggers and of tasks ------------------------------------------------------
 
     @leased
-    def dead_letter_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> None:
-        """Record an event as a dead letter, with its whole payload. Repeating it changes nothing.
+    def dead_letter_event(self, tx: LeasedTx, event: FiredEvent, reason: str) -> bool:
+        """Record an event as a dead letter, with its whole payload; return whether it has one.
 
-        A task that waited for the event is resumed to fail with the reason. There is no letter of an event of a task's
-        stream that belongs to no message of a broker: its trigger fires it again in the next try.
+        Repeating it changes nothing. A task that waited for the event is resumed to fail with the reason. There is no
+        letter of an event of a task's stream that belongs to no message of a broker: its trigger fires it again in the
+        next try.
         """
-        letters: dict[int, int] = {}
-        if event.seq or event.trigger_id not in self.task_streams:
+        is_kept = event.seq != 0 or event.trigger_id not in self.task_streams
+        if is_kept:
             dead_letters.dead_letter(tx, event, reason)
-            letters = dead_letters.open_letters_of(tx, [event])
+        letters = dead_letters.open_letters_of(tx, [event] if is_kept else [])
         deferral.take_refused(tx, {event.trigger_id: reason}, self.waited_for)
         task_streams.take(tx, self.task_streams, refused={event.trigger_id: reason}, letters=letters)
+        return is_kept
 
     def store_slice(
         self,

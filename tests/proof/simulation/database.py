@@ -371,11 +371,6 @@ class FailingStore:
         """Carry out a verb of the store, unless the faults of the moment do not let it."""
         return self.fail_or(lambda: verb(*args, **kwargs), args[0] if name in WRITES else 0, WRITES.get(name, ""))
 
-    @property
-    def task_streams(self) -> set[int]:
-        """See `Store`."""
-        return self._store.task_streams
-
     def has_changes(self) -> bool:
         """See `Store`: whether others have written. Of its own writes no database tells a supervisor."""
         last, self._by_others = self._by_others, self._connection.total_changes - self._own_changes

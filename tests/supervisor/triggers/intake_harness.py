@@ -64,11 +64,12 @@ class ScriptedStore(Store):
         failed = {run.trigger_id: 1 for run in finished if run.outcome == "failed"}
         return StoredSlice(len(events), 0, failed, differing=self.differing, replaced=self.replaced)
 
-    def dead_letter_event(self, epoch: Epoch, event: FiredEvent, reason: str) -> None:
+    def dead_letter_event(self, epoch: Epoch, event: FiredEvent, reason: str) -> bool:
         assert epoch == EPOCH
         if self.failures:
             raise self.failures.pop(0)
         self.dead_lettered.append(event.sequence_index)
+        return event.seq != 0 or event.trigger_id not in self.task_streams
 
     @property
     def stored(self) -> list[int]:

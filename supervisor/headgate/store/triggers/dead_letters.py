@@ -60,17 +60,18 @@ _LETTER = Kind(
 )  # in the table's order
 
 _OF: dict[str, BindParameter[Any]] = {name: bindparam(f"of_{name}") for name in _NAMES}
+_IS_OF_EVENT = or_(
+    *(
+        and_(*(letters.c[name] == _OF[name] for name in rule))
+        for rule in (("trigger_run_id", "sequence_index"), ("trigger_id", "key", "position"))
+    )
+)
 _UNRESOLVED = letters.c.resolved_at.is_(None)
 _ADD_PAYLOAD = Prepared(
     update(letters)
     .where(
         _UNRESOLVED,
-        or_(
-            *(
-                and_(*(letters.c[name] == _OF[name] for name in rule))
-                for rule in (("trigger_run_id", "sequence_index"), ("trigger_id", "key", "position"))
-            )
-        ),
+        _IS_OF_EVENT,
         letters.c.payload_kept.is_(False),
     )
     .values({name: bindparam(name) for name in _PAYLOAD})
@@ -91,12 +92,7 @@ _COUNT_DELIVERY = Prepared(
 )
 _OPEN_OF_EVENT = Prepared(
     select(letters.c.id).where(
-        or_(
-            *(
-                and_(*(letters.c[name] == _OF[name] for name in rule))
-                for rule in (("trigger_run_id", "sequence_index"), ("trigger_id", "key", "position"))
-            )
-        ),
+        _IS_OF_EVENT,
         letters.c.position >= literal_column("0"),
         letters.c.state == literal_column("'open'"),
         letters.c.content == literal_column("'event'"),
@@ -190,8 +186,7 @@ def open_letters_of(tx: Tx, events: Iterable[FiredEvent | RefusedEvent]) -> dict
     """Return the open letters that hold these events themselves, by trigger; not those that hold their messages."""
     found: dict[int, int] = {}
     for event in events:
-        names = coordinates(event)
-        of = {f"of_{name}": value for name, value in msgspec.structs.asdict(names).items()}
+        of = {f"of_{name}": value for name, value in msgspec.structs.asdict(coordinates(event)).items()}
         for (letter,) in _OPEN_OF_EVENT.run(tx.connection, **of).fetchall():
             found[event.trigger_id] = letter
     return found

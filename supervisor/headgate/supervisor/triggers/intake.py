@@ -371,12 +371,11 @@ class Intake:
             return True
         event = slice_.events[0]
         try:
-            self._store.dead_letter_event(epoch, event, str(error))
+            is_kept = self._store.dead_letter_event(epoch, event, str(error))
         except DATABASE_UNUSABLE as exc:
             self._retry.failed(exc, now)
             return False
         self._figures.add(catalogue.EVENTS_REFUSED, "database")
-        is_kept = event.seq != 0 or event.trigger_id not in self._store.task_streams
         if not is_kept:
             self._cut_runs.add(_run_of(event))
         log.error(
