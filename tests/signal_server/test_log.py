@@ -22,10 +22,11 @@ from tests.waiting import WITHIN_S, wait_until
 from headgate.protocol.signal_rpc import signals_pb2 as pb
 from headgate.signal_server import store_thread
 from headgate.signal_server.health import Health
-from headgate.signal_server.refusals import TOLD_EVERY_S, RefusedTokens
+from headgate.signal_server.refusals import RefusedTokens
 from headgate.signal_server.server import SignalServer
 from headgate.store.db import engine
 from headgate.store.errors import DatabaseReplaced
+from headgate.supervisor.logs import repeated
 
 REFUSED = "calls without the right token are refused"
 Logs = list[MutableMapping[str, Any]]
@@ -98,7 +99,7 @@ def test_a_caller_who_repeats_refused_calls_makes_a_line_a_minute(monkeypatch: p
     with capture_logs() as logs:
         for number in range(100):
             refused.add(f"peer {number}")
-        now += TOLD_EVERY_S
+        now += repeated.TOLD_EVERY_S
         refused.add("the next")
         refused.tell_rest()
     assert [(record["calls"], record["last_from"]) for record in logs] == [(1, "peer 0"), (100, "the next")]

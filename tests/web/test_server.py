@@ -16,6 +16,8 @@ from structlog.testing import capture_logs
 from tests.waiting import WITHIN_S, wait_until
 from uvicorn.server import ServerState
 
+from headgate.supervisor.logs import repeated
+from headgate.supervisor.logs.repeated import Repeated
 from headgate.supervisor.metrics.address import Address
 from headgate.web import server
 from headgate.web.views import Site
@@ -160,12 +162,12 @@ def test_what_comes_bit_by_bit_gets_no_more_time(site: Site) -> None:
 
 
 def test_the_log_tells_of_connections_that_ended_once_a_minute(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.Connection, "silent", server.Ends("ended"))
+    monkeypatch.setattr(server.Connection, "silent", Repeated(server.log, "ended"))
     timers, config = Timers(), server.config_of(site)
     loop = cast("asyncio.AbstractEventLoop", timers)
     told = []
     with capture_logs() as logs:
-        for now in (0.0, 1.0, server.ENDED_TOLD_S - 1, server.ENDED_TOLD_S):
+        for now in (0.0, 1.0, repeated.TOLD_EVERY_S - 1, repeated.TOLD_EVERY_S):
             timers.now, transport = now, Transport()
             server.Connection(config, ServerState(), {}, _loop=loop).connection_made(transport)
             timers.at[-1][1].call()
@@ -175,10 +177,10 @@ def test_the_log_tells_of_connections_that_ended_once_a_minute(site: Site, monke
 
 
 def test_an_answer_that_nobody_reads_ends_its_connection(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = server.Ends("ended")
+    ends = Repeated(server.log, "ended")
     monkeypatch.setattr(server.Connection, "deaf", ends)
     monkeypatch.setattr(server, "ANSWER_S_MAX", 0.05)
-    monkeypatch.setattr(server, "ENDED_TOLD_S", float("inf"))
+    monkeypatch.setattr(repeated, "TOLD_EVERY_S", float("inf"))
     ends._told_at = 0.0
     deaf = connect()
     # More than the buffers of both sides have room for.

@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from headgate.supervisor.logs.repeated import Repeated
 from headgate.supervisor.metrics.address import Address
 from headgate.web.app import make_app
 from headgate.web.senders import Front
@@ -26,7 +27,6 @@ REQUEST_S_MAX = 10.0  # from the begin of a connection, or of a request on it, u
 ANSWER_S_MAX = 30.0  # until a client has taken what there is of an answer, or at least `ANSWER_BYTES_MIN` more of it
 ANSWER_BYTES_MIN = 16 * 1024
 KERNEL_BUFFER_BYTES = 32 * 1024  # of an answer, twice as many for Linux
-ENDED_TOLD_S = 60.0  # between two lines in the log about connections that came to one of these ends
 DRAIN_S = 3  # that requests have to end in when it stops
 BACKLOG = 64
 HEADER_BYTES_MAX = 32 * 1024  # of one request
@@ -86,22 +86,6 @@ def url_of(listener: socket.socket, token: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/login?token={token}"
 
 
-class Ends:
-    """Connections that this process has ended for one reason, of which the log tells every now and then."""
-
-    def __init__(self, event: str) -> None:
-        self.count = 0  # since the log has told of them
-        self._event = event
-        self._told_at = float("-inf")
-
-    def note(self, now: float, limit_s: float) -> None:
-        """Count one more."""
-        self.count += 1
-        if now >= self._told_at + ENDED_TOLD_S:
-            log.warning(self._event, count=self.count, limit_s=limit_s)
-            self.count, self._told_at = 0, now
-
-
 class Connection(H11Protocol):
     """A connection that ends if a request, with its form, does not come whole within `REQUEST_S_MAX`.
 
@@ -109,8 +93,8 @@ class Connection(H11Protocol):
     that send nothing, or never read, would keep everybody out. Between requests `IDLE_S_MAX` holds.
     """
 
-    silent: ClassVar[Ends] = Ends("connections were ended that sent no whole request")
-    deaf: ClassVar[Ends] = Ends("connections were ended that did not take their answers")
+    silent: ClassVar[Repeated] = Repeated(log, "connections were ended that sent no whole request")
+    deaf: ClassVar[Repeated] = Repeated(log, "connections were ended that did not take their answers")
     _end_timer: asyncio.TimerHandle | None = None
     _answer_timer: asyncio.TimerHandle | None = None
     _answer_left = 0  # bytes, when it was looked at last
@@ -168,7 +152,7 @@ class Connection(H11Protocol):
 
     def _end(self) -> None:
         self.transport.abort()
-        self.silent.note(self.loop.time(), REQUEST_S_MAX)
+        self.silent.note(self.loop.time(), limit_s=REQUEST_S_MAX)
 
     def _await_reader(self) -> None:
         self._answer_left = self.transport.get_write_buffer_size()
@@ -185,7 +169,7 @@ class Connection(H11Protocol):
             self._await_reader()
             return
         self.transport.abort()
-        self.deaf.note(self.loop.time(), ANSWER_S_MAX)
+        self.deaf.note(self.loop.time(), limit_s=ANSWER_S_MAX)
 
 
 def config_of(site: Site) -> uvicorn.Config:
