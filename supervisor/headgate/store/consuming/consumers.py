@@ -7,9 +7,23 @@ in commit order, whenever a process dies. Workers of one consumer take turns: a 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, ScalarSelect, and_, delete, exists, func, literal, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    ScalarSelect,
+    Select,
+    and_,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from headgate.store.access.audit import Detail
 from headgate.store.access.tables import ONE
@@ -136,50 +150,47 @@ class ConsumerVerbs(SetAsideVerbs):
     @reading_verb
     def consumer(self, tx: Tx, name: str) -> ConsumerRow:
         """Return a consumer. Raises `NoSuchRow`."""
-        row = tx.connection.execute(select(*_SHOWN).where(consumer.c.name == name)).first()
+        row = tx.connection.execute(_FULLY.where(consumer.c.name == name)).first()
         if row is None:
             raise places.no_such(tx, name)
-        return _shown(tx, row)
+        return _shown(row)
 
     @reading_verb
     def all(self, tx: Tx) -> list[ConsumerRow]:
         """Return the consumers by name, at most `CONSUMERS_LISTED_MAX`."""
-        rows = tx.connection.execute(select(*_SHOWN).order_by(consumer.c.name).limit(CONSUMERS_LISTED_MAX)).all()
-        return [_shown(tx, row) for row in rows]
+        found = _FULLY.order_by(consumer.c.name).limit(CONSUMERS_LISTED_MAX)
+        return [_shown(row) for row in tx.connection.execute(found)]
 
     @reading_verb
     def some(self, tx: Tx, *, beyond: str | None = None, limit: int) -> list[ConsumerRow]:
         """Return consumers by name, those beyond a name. All counts are at most `BEHIND_ON_PAGE_MAX`."""
-        found = select(*_SHOWN, _BEHIND.label("behind"), _SET_ASIDE.label("set_aside")).order_by(consumer.c.name)
+        found = _ON_PAGE.order_by(consumer.c.name).limit(limit)
         if beyond is not None:
             found = found.where(consumer.c.name > beyond)
-        return [
-            ConsumerRow(**dict(row._mapping) | {"behind": min(row.behind, BEHIND_ON_PAGE_MAX)})
-            for row in tx.connection.execute(found.limit(limit))
-        ]
+        return [_shown(row, BEHIND_ON_PAGE_MAX) for row in tx.connection.execute(found)]
 
 
-def _counted(*where: ColumnElement[bool]) -> ScalarSelect[int]:
-    some = select(literal(1)).where(*where).limit(BEHIND_ON_PAGE_MAX).correlate(consumer)
+def _counted(most: int, *where: ColumnElement[bool]) -> ScalarSelect[int]:
+    some = select(literal(1)).where(*where).limit(most).correlate(consumer)
     return select(func.count()).select_from(some.subquery()).scalar_subquery()
 
 
-_named = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == consumer.c.watcher).correlate(consumer)
-_BEHIND = _counted(
-    trigger_event.c.trigger_id == consumer.c.trigger_id, trigger_event.c.id > consumer.c.event_id
-) + _counted(trigger_event.c.trigger_id > consumer.c.trigger_id, trigger_event.c.trigger_id.in_(_named))
-_SET_ASIDE = _counted(consumer_letter.c.consumer_id == consumer.c.id, consumer_letter.c.resolved_at.is_(None))
+def _with_counts(behind_max: int, letters_max: int) -> Select[Any]:
+    """Return the statement for consumers. An event of its own trigger is behind it by its id; any of a later one is."""
+    named = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == consumer.c.watcher).correlate(consumer)
+    of_trigger, letters = trigger_event.c.trigger_id, consumer_letter.c
+    here = _counted(behind_max, of_trigger == consumer.c.trigger_id, trigger_event.c.id > consumer.c.event_id)
+    later = _counted(behind_max, of_trigger > consumer.c.trigger_id, of_trigger.in_(named))
+    aside = _counted(letters_max, letters.consumer_id == consumer.c.id, letters.resolved_at.is_(None))
+    return select(*_SHOWN, (here + later).label("behind"), aside.label("set_aside"))
 
 
-def _shown(tx: Tx, row: Row[tuple[object, ...]]) -> ConsumerRow:
-    named = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == row.watcher)
-    later = and_(trigger_event.c.trigger_id > row.trigger_id, trigger_event.c.trigger_id.in_(named))
-    here = and_(trigger_event.c.trigger_id == row.trigger_id, trigger_event.c.id > row.event_id)
-    behind = 0
-    for which in (here, later):
-        some = select(trigger_event.c.id).where(which).limit(BEHIND_COUNTED_MAX + 1 - behind).subquery()
-        behind += tx.connection.execute(select(func.count()).select_from(some)).scalar_one()
-    return ConsumerRow(**row._mapping, behind=behind, set_aside=set_aside.unresolved_count(tx, row.id))
+_FULLY = _with_counts(BEHIND_COUNTED_MAX + 1, set_aside.LETTERS_LISTED_MAX)
+_ON_PAGE = _with_counts(BEHIND_ON_PAGE_MAX, BEHIND_ON_PAGE_MAX)
+
+
+def _shown(row: Row[Any], behind_max: int = BEHIND_COUNTED_MAX + 1) -> ConsumerRow:
+    return ConsumerRow(**dict(row._mapping) | {"behind": min(row.behind, behind_max)})
 
 
 def _check_deliveries(max_deliveries: int) -> None:

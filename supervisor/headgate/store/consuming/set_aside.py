@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, false, func, select, true, update
+from sqlalchemy import ColumnElement, delete, false, select, true, update
 
 from headgate.store.access.audit import Action
 from headgate.store.consuming import places, reading
@@ -170,9 +170,3 @@ def _change(tx: Tx, name: str, event_id: int | None, **values: object) -> int:
 def remove(tx: Tx, consumer_id: int) -> None:
     """Delete the letters of a consumer."""
     tx.connection.execute(delete(consumer_letter).where(_C.consumer_id == consumer_id))
-
-
-def unresolved_count(tx: Tx, consumer_id: int) -> int:
-    """Return how many letters of a consumer somebody has to do something about, at most `LETTERS_LISTED_MAX`."""
-    some = select(_C.id).where(_C.consumer_id == consumer_id, _C.resolved_at.is_(None)).limit(LETTERS_LISTED_MAX)
-    return int(tx.connection.execute(select(func.count()).select_from(some.subquery())).scalar_one())
