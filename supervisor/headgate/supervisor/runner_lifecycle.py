@@ -118,7 +118,7 @@ class RunnerLifecycle:
         log.info("the runner is ready", incarnation=hello.incarnation, pid=hello.pid)
         self.state = RunnerState.RUNNING
         self.send(Welcome(PROTOCOL_VERSION, hello.incarnation, self._settings))
-        if self._leaving.exit is not None:
+        if self.is_last:
             self._drain()
 
     def link_closed(self, now: float) -> None:

@@ -88,6 +88,14 @@ def test_a_redriven_event_goes_to_the_end_of_its_stream(store: Store, query: Que
     assert tasks.is_open(), "its trigger runs on"
 
 
+def next_try_of(tasks: Streams, wait: Deferral | None = None) -> TaskState | None:
+    """Have the step end that its trigger's failure has begun, and the next try begin its stream."""
+    tasks.end(tasks.take()[0].token, WorkerLost("killed"))
+    tasks.let_go()
+    tasks.retry()
+    return tasks.stream_it(wait)
+
+
 @pytest.mark.parametrize("elements", [None, "event"])
 def test_a_stream_does_not_go_on_before_the_letter_of_a_message_is_resolved(
     store: Store, query: Query, elements: Literal["event"] | None
@@ -99,27 +107,13 @@ def test_a_stream_does_not_go_on_before_the_letter_of_a_message_is_resolved(
     store.dead_letter_event(tasks.epoch, tasks.events("lost")[0], "the database cannot take it")
     (letter,) = query("SELECT id FROM dead_letter")
 
-    def next_try() -> TaskState | None:
-        tasks.end(tasks.take()[0].token, WorkerLost("killed"))
-        tasks.let_go()
-        tasks.retry()
-        return tasks.stream_it(wait)
-
-    assert next_try() is S.SCHEDULED
+    assert next_try_of(tasks, wait) is S.SCHEDULED
     assert not tasks.is_open()
     told = f"an event of its stream could not be stored, and is dead letter {letter['id']}: "
     assert str(tasks.row()["last_error"]).startswith(told)
     store.letters.discard(letter["id"], by="me")
-    assert next_try() is S.DEFERRED
+    assert next_try_of(tasks, wait) is S.DEFERRED
     assert tasks.is_open()
-
-
-def next_try_of(tasks: Streams, wait: Deferral | None = None) -> TaskState | None:
-    """Have the step end that its trigger's failure has begun, and the next try begin its stream."""
-    tasks.end(tasks.take()[0].token, WorkerLost("killed"))
-    tasks.let_go()
-    tasks.retry()
-    return tasks.stream_it(wait)
 
 
 def test_an_event_that_differs_from_the_stored_one_keeps_no_try_from_going_on(store: Store, query: Query) -> None:
@@ -182,10 +176,7 @@ def test_a_refused_event_of_no_message_has_no_letter_because_its_trigger_fires_i
     store.dead_letter_event(tasks.epoch, lost, "the database cannot take it")
     assert query("SELECT id FROM dead_letter") == []
     assert tasks.row()["last_error"] == "the database cannot take it"
-    tasks.end(tasks.take()[0].token, WorkerLost("killed"))
-    tasks.let_go()
-    tasks.retry()
-    assert tasks.stream_it() is S.DEFERRED
+    assert next_try_of(tasks) is S.DEFERRED
     assert tasks.is_open()
 
 

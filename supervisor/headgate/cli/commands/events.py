@@ -42,7 +42,7 @@ _TRIGGERERS_SHOWN: tuple[Column, ...] = (
     ("heartbeat", lambda lease: lease.latest_heartbeat),
     ("ended", lambda lease: lease.stopped_at or lease.fenced_at),
     *("capacity", "triggers", "workers", "tasks", "queues"),
-    ("runner", lambda lease: lease.runner if lease.runner_ends is None else f"{lease.runner}; {lease.runner_ends}"),
+    ("runner", lambda lease: lease.runner_told()),
 )
 
 

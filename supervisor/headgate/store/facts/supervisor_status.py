@@ -77,8 +77,8 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     is_draining: bool = False
 
     def runner_told(self) -> str:
-        """Return the state of its runner, and how often runners have ended of late, if any has, in words."""
-        return self.runner if self.runner_ends is None else f"{self.runner}; {self.runner_ends}"
+        """Return how its runner is, in words."""
+        return runner_told(self.runner, self.runner_ends)
 
     def passed_over_told(self) -> str:
         """Return what is passed over, and why, in words; "" if nothing is."""
@@ -87,6 +87,11 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
         name, error = self.passed_over[0]
         more = f" (and {self.passed_over_in_all - 1:,} more)" if self.passed_over_in_all > 1 else ""
         return f"the {name}{more}: {error}"
+
+
+def runner_told(state: str, ends: RunnerEnds | None) -> str:
+    """Return the state of a runner, and how often runners have ended of late, if any has, in words."""
+    return state if ends is None else f"{state}; {ends}"
 
 
 class PublishedStatus(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchRow
 from headgate.store.facts import trigger_runs
-from headgate.store.facts.supervisor_status import PublishedStatus, published
+from headgate.store.facts.supervisor_status import PublishedStatus, published, runner_told
 from headgate.store.facts.trigger_runs import TriggerRunRow
 from headgate.store.ids import instance_name
 from headgate.store.inspect.dags import NEWEST_SHOWN, ROWS_PER_PAGE_MAX
@@ -53,6 +53,10 @@ class TriggererLine(TriggererRow, frozen=True):
     state: str = ""
     runner: str = ""
     runner_ends: RunnerEnds | None = None
+
+    def runner_told(self) -> str:
+        """Return how its runner is, in words."""
+        return runner_told(self.runner, self.runner_ends)
 
 
 class WatcherRow(msgspec.Struct, frozen=True):
