@@ -69,3 +69,18 @@ def test_a_subclass_that_is_stored_as_a_base_with_other_arguments_is_named() -> 
     with pytest.raises(TriggerNotStorable, match=problem):
         encode_trigger(AtNoon(3))
     assert encode_trigger(InFiveMinutes())[0] == DATE_TIME
+
+
+class Announced(TimeDeltaTrigger):
+    """Overrides what it does, and inherits the path of another class."""
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        async for event in super().run():
+            yield TriggerEvent({"announced": event.payload})
+
+
+def test_a_subclass_that_would_run_as_a_base_without_its_own_methods_is_refused() -> None:
+    """Its base ran instead, without a word."""
+    problem = rf"Announced\.serialize\(\) names its base {DATE_TIME}, which has another run; return the path of Announced"
+    with pytest.raises(TriggerNotStorable, match=problem):
+        encode_trigger(Announced(timedelta(minutes=5)))

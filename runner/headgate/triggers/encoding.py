@@ -40,18 +40,30 @@ def encode_trigger(trigger: BaseTrigger) -> tuple[str, bytes]:
 
 
 def _check_base(cls: type[BaseTrigger], classpath: str, kwargs: dict[str, Any]) -> None:
-    """Raise `TriggerNotStorable` if a trigger is stored as one of its bases, which does not take its kwargs.
+    """Raise `TriggerNotStorable` if a trigger is stored as one of its bases, and that is not what it is.
 
-    The runner would report that of the base alone, which may be a class of the library.
+    A subclass that only computes the arguments of its base may be stored as it. If it overrides anything else, that
+    would never run, and if the base does not take the kwargs, the runner would report that of the base alone.
     """
-    for base in cls.__mro__[1:]:
-        if f"{base.__module__}.{base.__qualname__}" == classpath:
-            try:
-                inspect.signature(base).bind(**kwargs)
-            except TypeError as error:
-                problem = f"names its base {classpath}, which does not take these kwargs: {error}"
-                way_out = f"return the path of {cls.__name__}, or what the base takes"
-                raise TriggerNotStorable(f"{cls.__name__}.serialize()", f"{problem}; {way_out}") from error
+    lineage = cls.__mro__
+    at = next((at for at, base in enumerate(lineage) if base.__module__ + "." + base.__qualname__ == classpath), 0)
+    if at == 0:
+        return
+    base, where = lineage[at], f"{cls.__name__}.serialize()"
+    way_out = f"return the path of {cls.__name__}"
+    overridden = dict.fromkeys(name for one in lineage[:at] for name in vars(one) if _is_behavior(name, base))
+    if overridden:
+        lost = ", ".join(overridden)
+        raise TriggerNotStorable(where, f"names its base {classpath}, which has another {lost}; {way_out}")
+    try:
+        inspect.signature(base).bind(**kwargs)
+    except TypeError as error:
+        problem = f"names its base {classpath}, which does not take these kwargs: {error}"
+        raise TriggerNotStorable(where, f"{problem}; {way_out}, or what the base takes") from error
+
+
+def _is_behavior(name: str, base: type) -> bool:
+    return not name.startswith("__") and name not in ("serialize", "_abc_impl") and hasattr(base, name)
 
 
 def check_classpath(classpath: str) -> None:
