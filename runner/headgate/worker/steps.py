@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -33,8 +34,8 @@ from headgate.tasks.operator import BaseOperator
 from headgate.tasks.parsing import load_dags
 from headgate.worker.stops import StepStopped
 
-# A file that was changed so many seconds ago, or will be by a clock that differs, may not be parsed yet: who has sent
-# the step knows the tasks that stood in it before.
+# A file that was changed so many seconds ago, or will be by a clock that differs, may not be parsed yet, or is not yet
+# what its author means it to be: who has sent the step knows the tasks that stood in it before.
 CHANGED_LATELY_S: Final = 60.0
 
 Killing = Callable[[Callable[[], None]], AbstractContextManager[None]]
@@ -77,28 +78,43 @@ def find_task(file: str, dag_id: str, task_id: str) -> BaseOperator | StepFailed
             return StepNotBegun(f"the DAG file {file} is not there")
         linecache.checkcache()
         text, trace = describe_error(error)
-        return StepFailed(f"the DAG file {file} cannot be loaded: {text}", trace)
+        problem = f"the DAG file {file} cannot be loaded: {text}"
+        return _unready(problem, trace, file, *_files_of(error))
     dag = dags.get(dag_id)
     if dag is None:
         found = ", ".join(map(repr, dags)) or "none"
-        return _absent(file, f"the DAG file {file}, as it is here, has no DAG {dag_id!r}; it has {found:.1000}")
+        return _unready(f"the DAG file {file}, as it is here, has no DAG {dag_id!r}; it has {found:.1000}", "", file)
     operator = dag.tasks.get(task_id)
     if operator is None:
         found = ", ".join(map(repr, dag.tasks)) or "none"
         problem = f"DAG {dag_id!r} of the file {file}, as it is here, has no task {task_id!r}; it has {found:.1000}"
-        return _absent(file, problem)
+        return _unready(problem, "", file)
     return operator
 
 
-def _absent(file: str, problem: str) -> StepFailed | StepNotBegun:
-    """Return the end of a step whose task is not in its file: if that was just changed, the task loses no try."""
+def _unready(problem: str, trace: str, *files: str) -> StepFailed | StepNotBegun:
+    """Return the end of a step that its file cannot begin: if one of the files was just changed, no try is lost.
+
+    It is being edited, or replaced together with others, and the supervisor reads it in a moment.
+    """
+    return StepNotBegun(problem) if any(map(_was_just_changed, files)) else StepFailed(problem, trace)
+
+
+def _was_just_changed(file: str) -> bool:
     try:
         found = os.stat(file)
     except OSError:
-        return StepNotBegun(problem)  # it is being replaced
+        return True  # it is being replaced
     # The time of its content may be an old one, if it was copied with it.
-    age_s = time.time() - max(found.st_mtime, found.st_ctime)
-    return StepNotBegun(problem) if abs(age_s) < CHANGED_LATELY_S else StepFailed(problem)
+    return abs(time.time() - max(found.st_mtime, found.st_ctime)) < CHANGED_LATELY_S
+
+
+def _files_of(error: BaseException) -> set[str]:
+    """Return the files that have to do with an error of loading: those of its traceback, and the one that it names."""
+    files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if isinstance(error, SyntaxError | ImportError):
+        files.add(str(error.filename if isinstance(error, SyntaxError) else error.path))
+    return {file for file in files if os.path.isfile(file)}
 
 
 def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:

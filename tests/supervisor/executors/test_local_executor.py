@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,40 @@ def test_a_dag_or_task_that_its_file_has_had_no_more_for_a_while_fails(
     assert isinstance(find_task(step.file, *names), StepFailed)
 
 
-def test_a_step_whose_file_is_not_there_has_not_begun(author: Author, pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["open('nothing')", "def f(:", "from helper import nothing", "import helper"])
+def test_a_file_that_was_just_saved_with_an_error_costs_no_try(
+    author: Author, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
+) -> None:
+    """Within a minute its author mends it; after that each step of it fails."""
     step = author.step("def f(context): pass")
+    (tmp_path / "helper.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    Path(step.file).write_text(content)
+    assert isinstance(find_task(step.file, "d", "t"), StepNotBegun)
+    monkeypatch.setattr(steps, "CHANGED_LATELY_S", -1.0)
+    outcome = find_task(step.file, "d", "t")
+    assert isinstance(outcome, StepFailed)
+    assert outcome.error.startswith(f"the DAG file {step.file} cannot be loaded: ")
+    assert outcome.traceback
+
+
+@pytest.mark.parametrize("content", ["1 / 0", "def f(:", ""])
+def test_nor_does_a_module_that_was_just_saved_with_an_error(
+    author: Author, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str
+) -> None:
+    step = author.step("def f(context): pass")
+    Path(step.file).write_text("from helper import nothing")
+    (tmp_path / "helper.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    for name, kind in (("helper.py", StepNotBegun), ("other.py", StepFailed)):
+        monkeypatch.setattr(steps, "_was_just_changed", lambda file, name=name: Path(file).name == name)
+        assert isinstance(find_task(step.file, "d", "t"), kind)
+
+
+def test_a_step_whose_file_is_not_there_has_not_begun(author: Author, pool: Pool, tmp_path: Path) -> None:
     outcome = pool.run(author.step_of(tmp_path / "no.py"))
     assert outcome == StepNotBegun(f"the DAG file {tmp_path / 'no.py'} is not there")
-    Path(step.file).write_text("open('nothing')")
-    outcome = pool.run(author.step_of(Path(step.file)))
-    assert isinstance(outcome, StepFailed), "a file that the DAG file itself opens"
     assert isinstance(pool.run(author.step("def f(context): pass")), StepSucceeded)
 
 

@@ -117,6 +117,6 @@ StepOutcome: TypeAlias = StepSucceeded | StepSkipped | StepFailed | StepDeferred
 
 
 class StepNotBegun(WireStruct, frozen=True, tag="not_begun"):
-    """Nothing of the step has run, because its DAG file is not there: its try goes on when the file is back."""
+    """Nothing of the step has run, because of its DAG file, which is away or being edited: its try goes on later."""
 
     reason: str
