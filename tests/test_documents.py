@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from importlib import resources
@@ -98,6 +99,32 @@ def test_the_page_of_commands_lists_every_command_and_no_other() -> None:
                 words = [group, *words]  # of the group that was named before
             told.add(" ".join(words))
     assert told == commands()
+
+
+def calls_in(path: Path) -> list[str]:
+    """The calls of headgate in the code of a page, or in backquotes in the strings of a module, without options."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        nodes = ast.walk(ast.parse(text))
+        text = "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    words = r"headgate ([a-z][a-z -]*)"
+    return [call.strip() for call in (*re.findall(f"`{words}", text), *re.findall(f"^{words}", shell, re.MULTILINE))]
+
+
+def test_every_command_that_the_code_or_a_page_names_is_there() -> None:
+    modules = [path for folder in ("protocol", "runner", "supervisor") for path in (ROOT / folder).rglob("*.py")]
+    there = commands()
+    groups = {name.split()[0] for name in there if " " in name}
+    missing, seen = [], 0
+    for path in [*modules, ROOT / "README.md", *DOCS.glob("*.md")]:
+        for words in calls_in(path):
+            seen += 1
+            name = " ".join(words.split()[:2]) if words.split()[0] in groups else words.split()[0]
+            if name not in there | groups:
+                missing.append(f"{path.name}: headgate {words}")
+    assert missing == []
+    assert seen > 400
 
 
 def anchors_in(path: Path) -> set[str]:

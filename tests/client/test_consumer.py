@@ -48,7 +48,7 @@ def test_each_event_is_handed_over_once_in_batches(watched: Watched, consumer: C
     watched.store_events(*"abcde")
     assert [bill(consumer, 2) for _ in range(4)] == [["a", "b"], ["c", "d"], ["e"], []]
     assert bills(watched) == list("abcde")
-    assert (row(watched).handed_over, row(watched).behind) == (5, 0)
+    assert (row(watched).handed_over, row(watched).behind, row(watched).oldest_at) == (5, 0, None)
     watched.store_events("f")
     assert row(watched).behind == 1
     assert bill(consumer) == ["f"]

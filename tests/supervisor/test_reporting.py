@@ -20,7 +20,7 @@ from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.metrics.asking import AWAY_S_MAX, Loop, Report
 from headgate.supervisor.metrics.figures import Figures
 from headgate.supervisor.metrics.service_manager import ServiceManager
-from headgate.supervisor.reporting import PROBLEMS_INTERVAL_S, Reported, Reporter
+from headgate.supervisor.reporting import DATABASE_LOOK_S, Reported, Reporter
 from headgate.supervisor.triggers.leases import Identity
 
 
@@ -130,8 +130,19 @@ def test_the_problems_are_those_of_status_and_are_asked_for_now_and_then(reporti
     (spec,) = reporting.on.created()
     reporting.on.round(finished=(FinishedTrigger(number, spec.trigger_run_id, "failed", 0, error="KeyError: 1"),))
     assert reporting.gauges()["problems attention"] == 0.0
-    reporting.on.pass_time_with_heartbeats(PROBLEMS_INTERVAL_S)
+    reporting.on.pass_time_with_heartbeats(DATABASE_LOOK_S)
     assert reporting.gauges()["problems attention"] == 1.0
+
+
+def test_the_ages_of_what_consumers_have_yet_to_get_are_there(reporting: Reporting) -> None:
+    add_watchers(reporting.world, 1)
+    reporting.on.start_runner()
+    reporting.world.store.consumers.add("billing", "w0")
+    assert reporting.gauges()["consumer_oldest_seconds billing"] == 0.0
+    (spec,) = reporting.on.created()
+    reporting.on.round(fired(spec, 0))
+    reporting.on.pass_time_with_heartbeats(DATABASE_LOOK_S)
+    assert reporting.gauges()["consumer_oldest_seconds billing"] >= DATABASE_LOOK_S
 
 
 def test_problems_that_cannot_be_asked_for_leave_the_other_figures(

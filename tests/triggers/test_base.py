@@ -81,6 +81,6 @@ class Announced(TimeDeltaTrigger):
 
 def test_a_subclass_that_would_run_as_a_base_without_its_own_methods_is_refused() -> None:
     """Its base ran instead, without a word."""
-    problem = rf"Announced\.serialize\(\) names its base {DATE_TIME}, which has another run; return the path of Announced"
+    problem = rf"\.serialize\(\) names its base {DATE_TIME}, which has another run; return the path of Announced"
     with pytest.raises(TriggerNotStorable, match=problem):
         encode_trigger(Announced(timedelta(minutes=5)))

@@ -171,6 +171,7 @@ def test_consumers_say_how_far_behind_they_are(
     behind = {row["name"]: row["behind"] for row in first["rows"] + rest["rows"]}
     assert behind == {row.name: row.behind for row in store.consumers.all()}, "as the command says"
     assert (len(first["rows"]), behind["c00"], behind["half"], behind["idle"]) == (50, 5, 3, 0)
+    assert {row["name"] for row in first["rows"] + rest["rows"] if row["oldest_at"] is None} == {"idle"}
     with store.database.writing() as tx:
         tx.connection.execute(update(consumer).values(failures=2, last_error="KeyError: price at redis://u:s3cret@h"))
     text = page("/consumers")

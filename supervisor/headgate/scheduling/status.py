@@ -355,6 +355,11 @@ def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
         by = counted_rows(with_letters, "consumer")
         text = f"{counted(total, 'event')} set aside by {by}, the newest {span(newest.newest_age_s)} ago: {some(each)}"
         found.append(Problem("attention", "set_aside", text, command("consumers", "letters", newest.name), each))
+    late = sorted((one for one in troubled if one.waits_s and not one.failures), key=lambda one: -one.waits_s)
+    if late:
+        each = tuple(f"{one.name}, for {span(one.waits_s)}" for one in late)
+        text = f"nobody takes the events of {counted_rows(late, 'consumer')}, for which they are kept: {some(each)}"
+        found.append(Problem("notice", "not_taken", text, "headgate consumers list", each))
     return found
 
 

@@ -65,10 +65,11 @@ class Letters(msgspec.Struct, frozen=True):
 
 
 class TroubledConsumer(msgspec.Struct, frozen=True):
-    """A consumer whose next event has failed alone ``failures`` times, or that has unresolved letters.
+    """A consumer whose next event waits or has failed alone ``failures`` times, or that has unresolved letters.
 
     ``newest_age_s`` is the age of the newest of its ``letters``. They are counted among the newest `COUNTED_MAX` events
-    that any consumer has set aside.
+    that any consumer has set aside. ``waits_s`` is the age of the oldest event that it has yet to get, 0 if nobody need
+    worry.
     """
 
     name: str
@@ -76,6 +77,7 @@ class TroubledConsumer(msgspec.Struct, frozen=True):
     error: str
     letters: int
     newest_age_s: float
+    waits_s: float
 
 
 class Undecided(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PROBLEMS_INTERVAL_S = 15.0  # between two questions to the database
+DATABASE_LOOK_S = 15.0  # between two questions to the database
 STATUS_INTERVAL_S = 10.0  # between two lines for systemd
 
 
@@ -70,8 +70,8 @@ class Reporter:
         self._manager = ServiceManager({}) if service_manager is None else service_manager
         self._told_at = -math.inf
         self._process = psutil.Process()
-        self._problems: dict[str, int] = {}
-        self._problems_at = -math.inf
+        self._of_database: dict[tuple[str, Labels], float] = {}
+        self._looked_at = -math.inf
         self._selector = selector
         self._loop = Loop(self._wake)
         self._endpoint: Endpoint | None = None
@@ -159,9 +159,8 @@ class Reporter:
             else:
                 counts[catalogue.CPU.name, (process,)] = statistics.cpu_s
                 gauges[catalogue.MEMORY.name, (process,)] = statistics.rss_bytes
-        self._look_for_problems(now)
-        for severity, number in self._problems.items():
-            gauges[catalogue.PROBLEMS.name, (severity,)] = number
+        self._look_at_database(now)
+        gauges |= self._of_database
         return Report(
             Snapshot(counts, self._figures.histograms(), gauges, self._store.database.engine.dialect.name), checks
         )
@@ -198,18 +197,22 @@ class Reporter:
     def _steps(self) -> int:
         return 0 if self._core.tasks is None else len(self._core.tasks.running())
 
-    def _look_for_problems(self, now: float) -> None:
+    def _look_at_database(self, now: float) -> None:
         """Ask the database what `headgate status` would say, now and then; while it is away, nothing is known."""
-        if now < self._problems_at + PROBLEMS_INTERVAL_S:
+        if now < self._looked_at + DATABASE_LOOK_S:
             return
-        self._problems_at = now
-        self._problems = {}
+        self._looked_at = now
+        self._of_database = {}
         if self._outage.away_s(now):
             return
         try:
             found = Counter(problem.severity for problem in self._store.inspect.status(liveness=self._liveness))
+            oldest_s = self._store.consumers.oldest(limit=catalogue.CONSUMERS_TOLD_MAX)
         except StoreError as error:
             log.info("the problems of the database are not known", error=str(error))
             return
         ((_, severities),) = catalogue.PROBLEMS.labels
-        self._problems = {severity: found[severity] for severity in severities}  # type: ignore[index]
+        for severity in severities:
+            self._of_database[catalogue.PROBLEMS.name, (severity,)] = found[severity]  # type: ignore[index]
+        for name, age_s in oldest_s.items():
+            self._of_database[catalogue.CONSUMER_OLDEST.name, (name,)] = age_s

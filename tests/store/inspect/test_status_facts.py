@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query, add, register
 from tests.supervisor.tasks_harness import WAIT, Tasks
@@ -12,6 +13,7 @@ from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger,
 from headgate.scheduling.status_facts import Problem
 from headgate.store.inspect import status_facts
 from headgate.store.store import Store
+from headgate.store.tables import consumer
 
 
 class Watched:
@@ -109,6 +111,35 @@ def test_triggers_that_fail_and_those_that_cannot_be_read_are_told_apart(at: Wat
     at.fail(epoch, two, run_id="")
     told = {problem.reason: problem.next for problem in at.status()}
     assert told == {"unreadable": "headgate why two", "failing": "headgate why one"}
+
+
+def test_a_consumer_whose_events_nobody_takes_for_a_day_is_told(at: Watched) -> None:
+    epoch = register(at.store)
+    (one,) = add(at.store, "one")
+    at.store.claim_triggers(epoch, limit=9, queues=QUEUES)
+    for name in ("billing", "shipping", "idle"):
+        at.store.consumers.add(name, "one")
+    at.store.store_slice(epoch, events=[FiredEvent(one, "run", 0, 1, b"\x01")])
+    at.store.remove_watcher("one")
+    add(at.store, "one")  # what is stored is of the trigger before
+    newest = at.store.consumers.consumer("billing")
+    assert newest.oldest_at == at.clock.now
+    with at.store.database.writing() as tx:
+        moved = update(consumer).where(consumer.c.name == "idle")
+        tx.connection.execute(moved.values(trigger_id=one, event_id=10_000))
+    at.clock.advance(status_facts.NOT_TAKEN_S)
+    at.store.heartbeat(epoch)
+    assert "not_taken" not in at.reasons()
+    at.clock.advance(3600)
+    at.store.heartbeat(epoch)
+    (problem,) = [problem for problem in at.status() if problem.reason == "not_taken"]
+    assert (problem.severity, problem.text) == (
+        "notice",
+        "nobody takes the events of 2 consumers, for which they are kept: billing, for 1 d 1 h, shipping, for 1 d 1 h",
+    )
+    ages = at.store.consumers.oldest(limit=9)
+    assert ages == {"billing": 90_000.0, "shipping": 90_000.0, "idle": 0.0}
+    assert list(at.store.consumers.oldest(limit=1)) == ["billing"]
 
 
 def test_dead_letters_are_counted_by_watcher(at: Watched) -> None:

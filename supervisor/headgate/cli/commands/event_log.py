@@ -39,6 +39,7 @@ _CONSUMERS_SHOWN: tuple[Column, ...] = (
     *("name", "watcher"),
     ("place", lambda consumer: str(consumer.cursor)),
     ("behind", _behind),
+    "oldest_at",
     *("handed_over", "moved_at", "created_date", "max_deliveries"),
     ("failures", lambda consumer: consumer.failures or None),
     ("set_aside", lambda consumer: consumer.set_aside or None),

@@ -33,6 +33,7 @@ from headgate.store.consuming.places import CONSUMERS_LISTED_MAX
 from headgate.store.consuming.reading import START, Cursor
 from headgate.store.consuming.set_aside import SetAsideVerbs
 from headgate.store.db.bulk import insert_into
+from headgate.store.db.times import UtcDateTime
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import acting
 from headgate.store.db.verbs import reading as reading_verb
@@ -51,7 +52,8 @@ class ConsumerRow(msgspec.Struct, frozen=True):
     ``max_deliveries``: how often an event is handed over alone before it is set aside; 0: always again. ``failures``:
     how often the next event has failed alone, at ``failed_at`` for the last time. ``last_error`` may be of an earlier
     one. ``aside_in_a_row``: how many events were set aside since one was taken. ``behind``: how many stored events it
-    has not got yet, at most `BEHIND_COUNTED_MAX` + 1. ``set_aside``: how many letters are unresolved.
+    has not got yet, at most `BEHIND_COUNTED_MAX` + 1, and ``oldest_at``: when the first of them was stored.
+    ``set_aside``: how many letters are unresolved.
     """
 
     id: int
@@ -68,6 +70,7 @@ class ConsumerRow(msgspec.Struct, frozen=True):
     failed_at: datetime | None
     aside_in_a_row: int
     behind: int = 0
+    oldest_at: datetime | None = None
     set_aside: int = 0
 
     @property
@@ -162,6 +165,17 @@ class ConsumerVerbs(SetAsideVerbs):
         return [_shown(row) for row in tx.connection.execute(found)]
 
     @reading_verb
+    def oldest(self, tx: Tx, *, limit: int) -> dict[str, float]:
+        """Return the age in seconds of the oldest event that each consumer has yet to get, 0 if it has all.
+
+        Of more consumers than ``limit`` those are told whose events are the oldest.
+        """
+        oldest_at = OLDEST_AT.label("oldest_at")
+        found = select(consumer.c.name, oldest_at).order_by(oldest_at.asc().nulls_last(), consumer.c.name).limit(limit)
+        rows = tx.connection.execute(found)
+        return {name: 0.0 if at is None else max(0.0, (tx.now - at).total_seconds()) for name, at in rows}
+
+    @reading_verb
     def some(self, tx: Tx, *, beyond: str | None = None, limit: int) -> list[ConsumerRow]:
         """Return consumers by name, those beyond a name. All counts are at most `BEHIND_ON_PAGE_MAX`."""
         found = _ON_PAGE.order_by(consumer.c.name).limit(limit)
@@ -170,19 +184,32 @@ class ConsumerVerbs(SetAsideVerbs):
         return [_shown(row, BEHIND_ON_PAGE_MAX) for row in tx.connection.execute(found)]
 
 
+# An event of its own trigger is behind a consumer by its id; any of a later trigger of its watcher is.
+_EVENT = trigger_event.c
+_NAMED = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == consumer.c.watcher).correlate(consumer)
+_HERE = (_EVENT.trigger_id == consumer.c.trigger_id, _EVENT.id > consumer.c.event_id)
+_LATER = (_EVENT.trigger_id > consumer.c.trigger_id, _EVENT.trigger_id.in_(_NAMED))
+
+
 def _counted(most: int, *where: ColumnElement[bool]) -> ScalarSelect[int]:
     some = select(literal(1)).where(*where).limit(most).correlate(consumer)
     return select(func.count()).select_from(some.subquery()).scalar_subquery()
 
 
+def _first_at(*where: ColumnElement[bool]) -> ScalarSelect[datetime]:
+    in_order = select(_EVENT.stored_at).where(*where).order_by(_EVENT.trigger_id, _EVENT.id)
+    return in_order.limit(1).correlate(consumer).scalar_subquery()
+
+
+OLDEST_AT = func.coalesce(_first_at(*_HERE), _first_at(*_LATER), type_=UtcDateTime)  # of those that it has yet to get
+
+
 def _with_counts(behind_max: int, letters_max: int) -> Select[Any]:
-    """Return the statement for consumers. An event of its own trigger is behind it by its id; any of a later one is."""
-    named = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == consumer.c.watcher).correlate(consumer)
-    of_trigger, letters = trigger_event.c.trigger_id, consumer_letter.c
-    here = _counted(behind_max, of_trigger == consumer.c.trigger_id, trigger_event.c.id > consumer.c.event_id)
-    later = _counted(behind_max, of_trigger > consumer.c.trigger_id, of_trigger.in_(named))
+    """Return the statement for consumers."""
+    letters = consumer_letter.c
+    behind = _counted(behind_max, *_HERE) + _counted(behind_max, *_LATER)
     aside = _counted(letters_max, letters.consumer_id == consumer.c.id, letters.resolved_at.is_(None))
-    return select(*_SHOWN, (here + later).label("behind"), aside.label("set_aside"))
+    return select(*_SHOWN, behind.label("behind"), OLDEST_AT.label("oldest_at"), aside.label("set_aside"))
 
 
 _FULLY = _with_counts(BEHIND_COUNTED_MAX + 1, set_aside.LETTERS_LISTED_MAX)

@@ -29,6 +29,7 @@ from headgate.scheduling.status_facts import (
     Undecided,
 )
 from headgate.scheduling.why import shortened
+from headgate.store.consuming.consumers import OLDEST_AT
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.facts.drift import drifted
@@ -61,6 +62,7 @@ SCHEDULED_LATE_S = 15 * 60.0  # tasks wait for workers and pools by design, but 
 FAILED_RUNS_S = 86_400.0
 GONE_S = 120.0  # for so long the file of a DAG may be away, as in a deployment
 UNDECIDED_S = 86_400.0
+NOT_TAKEN_S = 86_400.0  # a program may take the events of its consumer once a day
 QUEUES_MAX = 100  # of open triggers
 POOLS_MAX = 100  # that there are not, each with a sentence of its own
 OWNERS_MAX = 1000  # of triggers, and of tasks
@@ -313,14 +315,17 @@ def _consumers(tx: Tx) -> tuple[TroubledConsumer, ...]:
     some = unresolved.order_by(consumer_letter.c.event_id.desc()).limit(COUNTED_MAX).subquery()
     counted = select(some.c.consumer_id, func.count(), func.max(some.c.set_aside_at)).group_by(some.c.consumer_id)
     letters = {of: (count, last_at) for of, count, last_at in tx.connection.execute(counted)}
-    columns = (consumer.c.id, consumer.c.name, consumer.c.failures, consumer.c.last_error)
-    is_troubled = or_(consumer.c.failures > 0, consumer.c.id.in_(letters))
+    columns = (consumer.c.id, consumer.c.name, consumer.c.failures, consumer.c.last_error, OLDEST_AT.label("oldest_at"))
+    is_late = OLDEST_AT < tx.now - timedelta(seconds=NOT_TAKEN_S)
+    is_troubled = or_(consumer.c.failures > 0, consumer.c.id.in_(letters), is_late)
     rows = select(*columns).where(is_troubled).order_by(consumer.c.name).limit(COUNTED_MAX)
     found = []
     for row in tx.connection.execute(rows):
         count, last_at = letters.get(row.id, (0, tx.now))
         age_s = (tx.now - last_at).total_seconds()
-        found.append(TroubledConsumer(row.name, row.failures, shortened(row.last_error), count, age_s))
+        waits_s = 0.0 if row.oldest_at is None else (tx.now - row.oldest_at).total_seconds()
+        waits_s = waits_s if waits_s > NOT_TAKEN_S else 0.0
+        found.append(TroubledConsumer(row.name, row.failures, shortened(row.last_error), count, age_s, waits_s))
     return tuple(found)
 
 

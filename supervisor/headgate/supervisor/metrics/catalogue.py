@@ -1,8 +1,8 @@
 """Everything that is measured, once: its name, kind, help and labels; in supervisors, and in servers of signals.
 
 The names are without the prefix ``headgate_``. Labels are fixed sets, but for the names of streams, of which a runner
-tells a limited number: so the number of series is bounded however many triggers, tasks and messages there are. The
-table in docs/metrics.md is written from this module, and a test holds the alert rules against it.
+tells a limited number, and of consumers: so the number of series is bounded however many triggers, tasks and messages
+there are. The table in docs/metrics.md is written from this module, and a test holds the alert rules against it.
 """
 
 from __future__ import annotations
@@ -149,11 +149,18 @@ TASKS_ADOPTED = _counter("tasks_adopted", "Tasks taken over from supervisors tha
 RUNS_ENDED = _counter("dag_runs", "Runs of DAGs that ended here.", state=("success", "failed"))
 RUNS_MADE = _counter("dag_runs_made", "Runs of DAGs that this supervisor has made by date or asset.")
 
-# --- the whole database, asked at most every `PROBLEMS_INTERVAL_S` of reporting.py ---
+# --- the whole database, asked at most every `DATABASE_LOOK_S` of reporting.py ---
 PROBLEMS = _gauge(
     "problems",
     "Lines of `headgate status`, the same from all supervisors of a database.",
     severity=("broken", "attention", "notice"),
+)
+
+CONSUMERS_TOLD_MAX = 100
+CONSUMER_OLDEST = _gauge(
+    "consumer_oldest_seconds",
+    "Age of the oldest event that a consumer has yet to get; 0 if it has all. The same from all supervisors.",
+    consumer=(f"its name, of {CONSUMERS_TOLD_MAX} consumers at most",),
 )
 
 # --- servers of signals: processes of their own (`headgate.signal_server`) ---

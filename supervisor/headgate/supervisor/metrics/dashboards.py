@@ -111,6 +111,11 @@ TRIGGERS = Dashboard(
         Panel("Streams: subscribers", {"{{state}}": f"sum by (state) ({_of(c.STREAM_SUBSCRIBERS)})"}),
         Panel("Streams whose broker is elsewhere: 2 went back, 3 moved by others", {"{{stream}}": _of(c.STREAM_DRIFT)}),
         Panel("Streams that end by errors", {"{{stream}}": f"increase({_of(c.STREAM_ENDS)}[$__rate_interval])"}),
+        Panel(
+            "Consumers: age of the oldest event that they have yet to get",
+            {"{{consumer}}": f"max by (consumer) ({_of(c.CONSUMER_OLDEST)})"},
+            "s",
+        ),
     ),
 )
 

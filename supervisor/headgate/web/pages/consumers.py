@@ -17,7 +17,7 @@ def listing(view: View) -> Answer:
         columns=COLUMNS,
         rows=rows,
         next_beyond=next_beyond,
-        empty="There are no consumers. `headgate consumers add` makes one.",
+        empty="There are no consumers. A program adds its own: docs/consuming.md.",
     )
 
 
@@ -36,6 +36,7 @@ COLUMNS = (
     Column("state", _state),
     Column("watcher", lambda row: Link(path("events", watcher=row.watcher), row.watcher)),
     Column("yet to get", _behind, is_number=True),
+    Column("oldest of them", lambda row: row.oldest_at),
     Column("set aside", lambda row: row.set_aside or None, is_number=True),
     Column("got", lambda row: row.handed_over, is_number=True, is_minor=True),
     Column("newest", lambda row: row.moved_at),
