@@ -44,6 +44,7 @@ _ONE = {
     "/dags/{dag}": "/dags/dag1",
     "/dags/{dag}/graph": "/dags/dag1/graph",
     "/assets/{id}": "/assets/{asset}",
+    "/consumers/{name}": "/consumers/consumer1",
     "/signals/{id}": "/signals/{signal}",
     "/dags/{dag}/runs/{run:path}": "/dags/{dag}/runs/{run}",
     "/dags/{dag}/runs/{run:path}/tasks/{task}": "/dags/{dag}/runs/{run}/tasks/t23",

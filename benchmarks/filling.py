@@ -31,6 +31,7 @@ TASKS = 24  # of each run
 ACTIVE_RUNS = 100  # the newest
 FAILED_EVERY = 50
 ASSETS = 100
+CONSUMERS = 100
 VERSIONS = 3  # of each signal key
 BATCH_ROWS = 50_000  # in one statement: the server ends one that takes too long
 _NOW = "CURRENT_TIMESTAMP"
@@ -91,6 +92,17 @@ _LETTERS = (
     "SELECT :first + i % :triggers, 'letters', i, 'k' || i, 0, :payload, :payload, 1, :yes, 'KeyError: price', "
     f"{_NOW}, CASE WHEN i % 2 = 0 THEN 'open' ELSE 'discarded' END, CASE WHEN i % 2 = 0 THEN NULL ELSE {_NOW} END "
     "FROM n"
+)
+# All are at the beginning of the trigger that has most of the events; one has set events aside.
+_CONSUMERS = (
+    "INSERT INTO consumer (name, watcher, trigger_id, event_id, created_date) "
+    f"SELECT 'consumer' || i, 'w' || CAST(:first + 1 AS TEXT), :first + 1, i, {_NOW} FROM n"
+)
+_SET_ASIDE = (
+    "INSERT INTO consumer_letter (consumer_id, trigger_id, event_id, deliveries, error, set_aside_at) "
+    f"SELECT consumer.id, trigger_event.trigger_id, trigger_event.id, 5, 'KeyError: price', {_NOW} "
+    "FROM trigger_event JOIN consumer ON consumer.trigger_id = trigger_event.trigger_id "
+    "WHERE consumer.name = 'consumer1' ORDER BY trigger_event.id LIMIT :rows"
 )
 _STATE = (
     f"CASE WHEN i > :rows - {ACTIVE_RUNS} THEN 'running' WHEN i % {FAILED_EVERY} = 0 THEN 'failed' ELSE 'success' END"
@@ -176,7 +188,7 @@ def _defer_a_task(store: Store, epoch: Epoch) -> None:
 
 
 def _fill_triggers(engine: Engine, epoch: Epoch, sizes: Sizes) -> int:
-    """Insert triggers, watchers, events and letters; return the id of the first of these triggers."""
+    """Insert triggers, watchers, events, letters and consumers; return the id of the first of these triggers."""
     triggers = sizes.triggers
     with engine.begin() as connection:
         streams = {"rows": triggers // STREAM_TRIGGERS + 1, "epoch": epoch}
@@ -195,6 +207,8 @@ def _fill_triggers(engine: Engine, epoch: Epoch, sizes: Sizes) -> int:
         connection.execute(text(_REDELIVERIES))
         if sizes.letters:
             connection.execute(text(_COUNT + _LETTERS), told | {"rows": sizes.letters, "yes": True})
+            connection.execute(text(_COUNT + _CONSUMERS), {"first": first, "rows": CONSUMERS})
+            connection.execute(text(_SET_ASIDE), {"rows": sizes.letters})
     return first
 
 

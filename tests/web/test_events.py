@@ -12,6 +12,7 @@ from tests.store.harness import add, register
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
 from headgate.scheduling.why import RunnerEnds
+from headgate.store.consuming import places, reading, set_aside
 from headgate.store.consuming.reading import Cursor
 from headgate.store.facts.supervisor_status import SupervisorStatus, encode_status
 from headgate.store.ids import Epoch
@@ -177,6 +178,35 @@ def test_consumers_say_how_far_behind_they_are(
     text = page("/consumers")
     assert "KeyError: price" in text
     assert "s3cret" not in text
+
+
+def test_the_events_that_a_consumer_has_set_aside_have_a_page(
+    page: Get, client: TestClient, store: Store, epoch: Epoch
+) -> None:
+    (trigger_id,) = add(store, "orders")
+    fire(store, epoch, trigger_id, 60)
+    store.consumers.add("billing", "orders")
+    assert "billing has set nothing aside." in page("/consumers/billing")
+    assert client.get("/consumers/nobody").status_code == 404
+    ids = sorted(row["id"] for row in client.get("/events.json").json()["rows"])
+    ids += [first - 1 for first in ids[:1]]
+    with store.database.writing() as tx:
+        place = places.lock(tx, "billing")
+        for id_ in ids:
+            event = reading.read_event(tx, "orders", trigger_id, id_)
+            set_aside.add(tx, place, event, 5, f"KeyError: price of {id_} at redis://u:s3cret@h", "")
+    store.consumers.redeliver("billing", ids[0])
+    store.consumers.discard("billing", ids[1])
+    told = client.get("/consumers/billing.json").json()
+    assert [row["event_id"] for row in told["rows"]] == sorted({*ids} - {ids[1]}, reverse=True)
+    assert told["next_beyond"] is None
+    text = page("/consumers/billing")
+    assert f"price of {ids[5]}" in text
+    assert f"/events/{ids[5]}" in text
+    assert "asked for again" in text
+    assert "headgate consumers redeliver billing --all" in text
+    assert "s3cret" not in text
+    assert "/consumers/billing" in page("/consumers")
 
 
 def test_variables_and_connections_are_listed_without_their_values(page: Get, client: TestClient, store: Store) -> None:

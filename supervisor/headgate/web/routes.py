@@ -65,6 +65,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/assets", signals.assets, is_list=True, nav="Events", title="Assets"),
     Route("/assets/{id}", signals.asset),
     Route("/consumers", consumers.listing, is_list=True, nav="Events", title="Consumers"),
+    Route("/consumers/{name}", consumers.letters, is_list=True),
     Route("/signals", signals.signals, is_list=True, nav="Events", title="Signals"),
     Route("/signals/{id}", signals.signal, role="operator"),
     Route("/dags", dags.listing, is_list=True, nav="Tasks", title="DAGs"),

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, false, select, true, update
+from sqlalchemy import ColumnElement, Select, delete, false, select, true, update
 
 from headgate.store.access.audit import Action
 from headgate.store.consuming import places, reading
@@ -120,11 +120,20 @@ class SetAsideVerbs(Verbs):
 
         Those that are ``resolved``, too, if asked for. Raises `NoSuchRow`.
         """
-        place = places.look(tx, name)
-        columns = [_C[field] for field in ConsumerLetter.__struct_fields__]
-        found = select(*columns).where(_C.consumer_id == place.id, true() if resolved else _C.resolved_at.is_(None))
+        found = _letters(tx, name).where(true() if resolved else _C.resolved_at.is_(None))
         rows = tx.connection.execute(found.order_by(_C.id.desc()).limit(LETTERS_LISTED_MAX)).all()
         return [ConsumerLetter(**row._mapping) for row in rows][::-1]
+
+    @reading_verb
+    def some_letters(self, tx: Tx, name: str, *, beyond_event: int | None = None, limit: int) -> list[ConsumerLetter]:
+        """Return the unresolved letters of a consumer, those of the newest events first, from one event downwards.
+
+        Raises `NoSuchRow`.
+        """
+        found = _letters(tx, name).where(_C.resolved_at.is_(None)).order_by(_C.event_id.desc()).limit(limit)
+        if beyond_event is not None:
+            found = found.where(_C.event_id < beyond_event)
+        return [ConsumerLetter(**row._mapping) for row in tx.connection.execute(found)]
 
     @acting
     def redeliver(self, tx: Tx, name: str, event_id: int | None = None) -> int:
@@ -148,6 +157,11 @@ class SetAsideVerbs(Verbs):
         count = _change(tx, name, event_id, state="discarded", resolved_at=tx.now)
         _tell(tx, "consumers discard", name, event_id, count)
         return count
+
+
+def _letters(tx: Tx, name: str) -> Select[Any]:
+    columns = [_C[field] for field in ConsumerLetter.__struct_fields__]
+    return select(*columns).where(_C.consumer_id == places.look(tx, name).id)
 
 
 def _tell(tx: Tx, action: Action, name: str, event_id: int | None, count: int) -> None:

@@ -46,8 +46,8 @@ def place_of(command: str) -> str | None:
             return path("dags", dag, "runs", run, "tasks", task)
         case ["streams", "drift" | "show", stream]:
             return path("streams", stream)
-        case ["consumers", "letters", _]:
-            return path("consumers")
+        case ["consumers", "letters", name]:
+            return path("consumers", name)
         case ["pools", "set", *_]:
             return path("pools")
         case ["triggers", "list", "--queue", queue]:
@@ -60,6 +60,8 @@ _LISTS = {
     "triggerers list": path("supervisors"),
     "streams list": path("streams", waits="yes"),
     "triggers list": path("triggers"),
+    "consumers list": path("consumers"),
+    "consumers list --wide": path("consumers"),
     "tasks list --state scheduled": path("pools"),
     "dlq list": path("dead-letters"),
     "dags list": path("dags", state="broken"),
