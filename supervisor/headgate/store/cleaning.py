@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from sqlalchemy import Column, ColumnElement, Table, and_, delete, exists, func, or_, select
 
@@ -244,23 +244,13 @@ def _clean_strikes(tx: Tx, before: datetime, after_id: int) -> Cleaned:
     return Cleaned({"strike": deleted} if deleted else {}, trigger_id)
 
 
-def _remove_events(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    rows = {
-        "redelivery": delete_rows(tx, redelivery, redelivery.c.trigger_event_id, ids),
-        "trigger_event": delete_rows(tx, trigger_event, trigger_event.c.id, ids),
-    }
-    return Cleaned(rows, ids[-1])
+def _deleting(*columns: Column[Any]) -> Callable[[Tx, Sequence[int]], Cleaned]:
+    """Return how to delete rows by the ids in the last of these columns, after those that have them in the others."""
 
+    def delete_by_ids(tx: Tx, ids: Sequence[int]) -> Cleaned:
+        return Cleaned({str(column.table.name): delete_rows(tx, column, ids) for column in columns}, ids[-1])
 
-def _remove_triggers(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    rows = {
-        "strike": delete_rows(tx, strike, strike.c.trigger_id, ids),
-        "trigger_run": delete_rows(tx, trigger_run, trigger_run.c.trigger_id, ids),
-        "signal_wait": delete_rows(tx, signal_wait, signal_wait.c.trigger_id, ids),
-        "asset_watcher": delete_rows(tx, asset_watcher, asset_watcher.c.trigger_id, ids),
-        "trigger": delete_rows(tx, trigger, trigger.c.id, ids),
-    }
-    return Cleaned(rows, ids[-1])
+    return delete_by_ids
 
 
 def _remove_streams(tx: Tx, ids: Sequence[int]) -> Cleaned:
@@ -268,49 +258,23 @@ def _remove_streams(tx: Tx, ids: Sequence[int]) -> Cleaned:
     unused = select(stream.c.id).where(stream.c.id.in_(ids), ~exists(ONE).where(trigger.c.stream_id == stream.c.id))
     old = list(tx.connection.execute(unused).scalars())
     rows = {
-        "stream_drift": delete_rows(tx, stream_drift, stream_drift.c.stream_id, old),
-        "stream": delete_rows(tx, stream, stream.c.id, old),
+        "stream_drift": delete_rows(tx, stream_drift.c.stream_id, old),
+        "stream": delete_rows(tx, stream.c.id, old),
     }
     return Cleaned(rows, ids[-1])
 
 
-def _remove_dags(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    rows = {
-        "waiting_event": delete_rows(tx, waiting_event, waiting_event.c.dag_id, ids),
-        "dag_signal": delete_rows(tx, dag_signal, dag_signal.c.dag_id, ids),
-        "signal_wait": delete_rows(tx, signal_wait, signal_wait.c.dag_id, ids),
-        "asset_subscription": delete_rows(tx, asset_subscription, asset_subscription.c.dag_id, ids),
-        "dag": delete_rows(tx, dag, dag.c.id, ids),
-    }
-    return Cleaned(rows, ids[-1])
-
-
-def _remove_triggerers(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    rows = {
-        "supervisor_status": delete_rows(tx, supervisor_status, supervisor_status.c.triggerer_id, ids),
-        "triggerer": delete_rows(tx, triggerer, triggerer.c.id, ids),
-    }
-    return Cleaned(rows, ids[-1])
-
-
-def _remove_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    rows = {
-        "letter_action": delete_rows(tx, letter_action, letter_action.c.letter_id, ids),
-        "dead_letter": delete_rows(tx, dead_letter, dead_letter.c.id, ids),
-    }
-    return Cleaned(rows, ids[-1])
-
-
-def _remove_consumer_letters(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"consumer_letter": delete_rows(tx, consumer_letter, consumer_letter.c.id, ids)}, ids[-1])
-
-
-def _remove_signals(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"signal": delete_rows(tx, signal, signal.c.id, ids)}, ids[-1])
-
-
-def _remove_audit(tx: Tx, ids: Sequence[int]) -> Cleaned:
-    return Cleaned({"audit": delete_rows(tx, audit, audit.c.id, ids)}, ids[-1])
+_remove_events = _deleting(redelivery.c.trigger_event_id, trigger_event.c.id)
+_remove_letters = _deleting(letter_action.c.letter_id, dead_letter.c.id)
+_remove_triggers = _deleting(
+    *(strike.c.trigger_id, trigger_run.c.trigger_id, signal_wait.c.trigger_id, asset_watcher.c.trigger_id),
+    trigger.c.id,
+)
+_remove_dags = _deleting(
+    *(waiting_event.c.dag_id, dag_signal.c.dag_id, signal_wait.c.dag_id, asset_subscription.c.dag_id),
+    dag.c.id,
+)
+_remove_triggerers = _deleting(supervisor_status.c.triggerer_id, triggerer.c.id)
 
 
 class _Rows(NamedTuple):
@@ -333,10 +297,10 @@ _KINDS: dict[Kind, _Rows] = {  # and strikes, which have no ids
     "dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_letters, _remove_letters),
     "open_dead_letters": _Rows(dead_letter, dead_letter.c.stored_at, _old_open_letters, _remove_letters),
     "consumer_letters": _Rows(
-        consumer_letter, consumer_letter.c.set_aside_at, _old_consumer_letters, _remove_consumer_letters
+        consumer_letter, consumer_letter.c.set_aside_at, _old_consumer_letters, _deleting(consumer_letter.c.id)
     ),
-    "signals": _Rows(signal, signal.c.sent_at, conditions.is_old, _remove_signals),
-    "audit": _Rows(audit, audit.c.at, _old_acts, _remove_audit),
+    "signals": _Rows(signal, signal.c.sent_at, conditions.is_old, _deleting(signal.c.id)),
+    "audit": _Rows(audit, audit.c.at, _old_acts, _deleting(audit.c.id)),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Table, and_, delete, func, or_, select, update
+from sqlalchemy import Column, ColumnElement, and_, delete, func, or_, select, update
 
 from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import chunks
@@ -47,9 +47,9 @@ class Cleaned(msgspec.Struct, frozen=True):
     fenced: tuple[Epoch, ...] = ()
 
 
-def delete_rows(tx: Tx, table: Table, column: ColumnElement[Any], ids: Sequence[int]) -> int:
-    """Delete the rows of a table with these ids in a column; return how many there were."""
-    return sum(tx.connection.execute(delete(table).where(column.in_(part))).rowcount for part in chunks(ids))
+def delete_rows(tx: Tx, column: Column[Any], ids: Sequence[int]) -> int:
+    """Delete the rows with these ids in a column of their table; return how many there were."""
+    return sum(tx.connection.execute(delete(column.table).where(column.in_(part))).rowcount for part in chunks(ids))
 
 
 # The rows that belong to a task, in the order in which they are deleted, before the task itself.
@@ -76,10 +76,10 @@ def remove_runs(tx: Tx, ids: Sequence[int]) -> Cleaned:
     names = _names_of(tx, whole)
     rows = _delete_tasks(tx, [task_id for run in whole for task_id in tasks[run]])
     for table in _OF_RUN:
-        rows[str(table.name)] = delete_rows(tx, table, table.c.dag_run_id, whole)
+        rows[str(table.name)] = delete_rows(tx, table.c.dag_run_id, whole)
     for some in chunks(whole):
         rows["signal_wait"] += tx.connection.execute(delete(signal_wait).where(*_rules_of(some))).rowcount
-    rows["dag_run"] = delete_rows(tx, dag_run, dag_run.c.id, whole)
+    rows["dag_run"] = delete_rows(tx, dag_run.c.id, whole)
     return Cleaned(rows, chosen[-1], names)
 
 
@@ -160,8 +160,8 @@ def _lock_tasks(tx: Tx, ids: Sequence[int]) -> list[int]:
 
 
 def _delete_tasks(tx: Tx, ids: Sequence[int]) -> dict[str, int]:
-    rows = {str(table.name): delete_rows(tx, table, table.c.task_instance_id, ids) for table in _OF_TASK}
-    return rows | {"task_instance": delete_rows(tx, task_instance, task_instance.c.id, ids)}
+    rows = {str(table.name): delete_rows(tx, table.c.task_instance_id, ids) for table in _OF_TASK}
+    return rows | {"task_instance": delete_rows(tx, task_instance.c.id, ids)}
 
 
 def _names_of(tx: Tx, runs: Sequence[int]) -> tuple[tuple[str, str], ...]:
