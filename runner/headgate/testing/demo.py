@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NoReturn, Self, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -443,15 +443,7 @@ def prove(plan: Plan, folder: Path, database_url: str | None, out: Console) -> b
             out.print(f"\nthe demo failed ({demo.progress}): {failure}", markup=False)
             return False
     faults = result.faults()
-    table = Table(title="headgate demo", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for label, value, is_bad in result.lines():
-        table.add_row(label, value, style="bold red" if is_bad else None)
-    out.print()
-    out.print(table)
-    for fault in faults:
-        out.print(f"BAD: {fault}", style="bold red", markup=False)
+    print_report(out, "headgate demo", result.lines(), faults)
     for finding in result.checked.findings[:FINDINGS_SHOWN_MAX]:
         out.print(str(finding), markup=False)
     if not faults:
@@ -471,14 +463,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if prove(Plan(**given), folder, os.environ.get(DATABASE_VARIABLE), out) else NOT_PROVEN
 
 
-def interrupt(number: int, _frame: object) -> None:
-    """Handle a signal as Ctrl-C; a second one is ignored."""
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Run a demo as a program. SIGTERM, by which the command line ends it, is handled as Ctrl-C: it cleans up."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)
+
+
+def _interrupt(number: int, _frame: object) -> None:
     signal.signal(number, signal.SIG_IGN)  # a second one does not cut the cleaning up short
     raise KeyboardInterrupt
 
 
+def print_report(out: Console, title: str, lines: Sequence[tuple[str, str, bool]], faults: Sequence[str]) -> None:
+    """Print a table of labels, values and whether each is bad; then the faults."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for label, value, is_bad in lines:
+        table.add_row(label, value, style="bold red" if is_bad else None)
+    out.print()
+    out.print(table)
+    for fault in faults:
+        out.print(f"BAD: {fault}", style="bold red", markup=False)
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, interrupt)  # the command line ends it like this, and it cleans up
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
-    sys.exit(130)
+    run_program(main)

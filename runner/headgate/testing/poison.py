@@ -16,10 +16,8 @@ letters back: every message has to be stored for every subscriber, once.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,12 +26,20 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from headgate.testing.crash import history
 from headgate.testing.crash.commands import PairFailed
 from headgate.testing.crash.pair import SETTINGS, Pair
-from headgate.testing.demo import DATABASE_VARIABLE, GROUP, NOT_PROVEN, Audit, Writer, WrittenLog, interrupt
+from headgate.testing.demo import (
+    DATABASE_VARIABLE,
+    GROUP,
+    NOT_PROVEN,
+    Audit,
+    Writer,
+    WrittenLog,
+    print_report,
+    run_program,
+)
 from headgate.testing.poisonous import MENDED, SWOLLEN_BYTES, Poisonous
 
 SUBSCRIBERS = ("takes-most", "raises", "kills")
@@ -348,16 +354,8 @@ def prove(
         except PairFailed as failure:
             out.print(f"\nthe demo failed ({demo.progress}): {failure}", markup=False)
             return False
-    table = Table(title="headgate demo --poison", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for label, value in result.lines():
-        table.add_row(label, value)
-    out.print()
-    out.print(table)
     faults = result.faults()
-    for fault in faults:
-        out.print(f"BAD: {fault}", style="bold red", markup=False)
+    print_report(out, "headgate demo --poison", [(*line, False) for line in result.lines()], faults)
     if not faults:
         out.print(
             "Every message was stored for every subscriber, or is a whole dead letter of one that cannot take it. "
@@ -381,7 +379,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, interrupt)  # the command line ends it like this, and it cleans up
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
-    sys.exit(130)
+    run_program(main)

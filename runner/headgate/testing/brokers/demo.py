@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from headgate.testing.brokers.station import CONNECTION, Station
 from headgate.testing.crash.campaign import crash_test
 from headgate.testing.crash.commands import PairFailed
 from headgate.testing.crash.report import CrashTestFailed
-from headgate.testing.demo import DATABASE_VARIABLE, NOT_PROVEN, interrupt
+from headgate.testing.demo import DATABASE_VARIABLE, NOT_PROVEN, run_program
 
 BROKERS = ("redis", "postgres", "rabbitmq", "nats", "kafka")
 MESSAGE_BYTES_MAX = 100_000  # the stations' own limit is for tests
@@ -162,7 +161,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, interrupt)  # the command line ends it like this, and it cleans up
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
-    sys.exit(130)
+    run_program(main)
