@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from headgate.store.access.audit import Action, Outcome
+from headgate.store.access.audit import Action
 from headgate.store.inspect.audit import AuditFilter
 from headgate.web.cells import Column, State
 from headgate.web.views import ROWS_PER_PAGE, Answer, Filter, Listing, View, cut
@@ -34,7 +34,6 @@ def listing(view: View) -> Answer:
     )
 
 
-SIGNS: dict[Outcome, str] = {"done": "success", "unchanged": "none", "refused": "failed"}
 COLUMNS = (
     Column("at", lambda row: row.at),
     Column("by", lambda row: row.actor),
