@@ -133,9 +133,9 @@ _held_trigger = trigger.c.hold.is_not(None)
 Index("ix_trigger_held", trigger.c.triggerer_id, postgresql_where=_held_trigger, sqlite_where=_held_trigger)
 _streamed_trigger = trigger.c.stream_id.is_not(None)
 Index("ix_trigger_stream", trigger.c.stream_id, postgresql_where=_streamed_trigger, sqlite_where=_streamed_trigger)
-_open_trigger = trigger.c.finished_at.is_(None) & trigger.c.removed_at.is_(None)
+OPEN_TRIGGER = trigger.c.finished_at.is_(None) & trigger.c.removed_at.is_(None)  # in statements as in the index
 _claim = (trigger.c.queue, trigger.c.triggerer_id, trigger.c.id)
-Index("ix_trigger_claim", *_claim, postgresql_where=_open_trigger, sqlite_where=_open_trigger)
+Index("ix_trigger_claim", *_claim, postgresql_where=OPEN_TRIGGER, sqlite_where=OPEN_TRIGGER)
 _owned_trigger = trigger.c.triggerer_id.is_not(None)
 Index("ix_trigger_owner", trigger.c.triggerer_id, postgresql_where=_owned_trigger, sqlite_where=_owned_trigger)
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, and_, false, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Select, false, func, literal_column, or_, select
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.status_facts import (
@@ -38,6 +38,7 @@ from headgate.store.ids import instance_name
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence, has_stored_since, supervisors
 from headgate.store.signals import waits
 from headgate.store.tables import (
+    OPEN_TRIGGER,
     asset_watcher,
     consumer,
     consumer_letter,
@@ -68,7 +69,6 @@ POOLS_MAX = 100  # that there are not, each with a sentence of its own
 OWNERS_MAX = 1000  # of triggers, and of tasks
 
 _C = task_instance.c
-_OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 _WATCHED = trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
 _RUNS = task_instance.join(dag_run).join(dag)
 _NAMES = (dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index)
@@ -139,7 +139,7 @@ def _trigger_queues(tx: Tx) -> tuple[str, ...]:
     Nobody is to claim the triggers of waits for signals.
     """
     found: list[str] = []
-    least = select(func.min(trigger.c.queue)).where(_OPEN)
+    least = select(func.min(trigger.c.queue)).where(OPEN_TRIGGER)
     queue = tx.connection.execute(least).scalar_one()
     while queue is not None and len(found) < QUEUES_MAX:
         if queue != waits.QUEUE:
@@ -171,7 +171,7 @@ def _unclaimed(tx: Tx, queues: tuple[str, ...]) -> tuple[Unclaimed, ...]:
     for queue in queues:
         for has_no_owner in (trigger.c.triggerer_id.is_(None), *(trigger.c.triggerer_id == epoch for epoch in gone)):
             # Their ids alone first, and in no order: to have them in one, SQLite would read all triggers.
-            some = select(trigger.c.id).where(_OPEN, trigger.c.queue == queue, has_no_owner)
+            some = select(trigger.c.id).where(OPEN_TRIGGER, trigger.c.queue == queue, has_no_owner)
             some = some.limit(COUNTED_MAX - len(found))
             rows = (
                 select(trigger.c.id, asset_watcher.c.name, trigger.c.created_date, stream.c.name.label("stream"))
@@ -196,7 +196,7 @@ def _troubled(tx: Tx) -> tuple[TroubledTrigger, ...]:
     found: dict[int, TroubledTrigger] = {}
     # Two statements, so that each is answered from a partial index of its own.
     for is_troubled, is_back in ((is_failing, has_stored_since()), (trigger.c.hold.is_not(None), false())):
-        some = select(trigger.c.id).where(_OPEN, is_troubled).limit(COUNTED_MAX)
+        some = select(trigger.c.id).where(OPEN_TRIGGER, is_troubled).limit(COUNTED_MAX)
         ids = list(tx.connection.execute(some).scalars())
         rows = select(*columns, is_back.label("is_back")).select_from(_WATCHED).where(trigger.c.id.in_(ids))
         for row in tx.connection.execute(rows):

@@ -21,10 +21,9 @@ from headgate.store.facts.drift import StreamDrift, drift_of, is_asked
 from headgate.store.facts.supervisor_status import PublishedStatus, StreamStatus, published
 from headgate.store.inspect.dags import ROWS_PER_PAGE_MAX
 from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, BY_SILENCE, Liveness, absence, is_absent, supervisor_texts
-from headgate.store.tables import asset_watcher, dead_letter, redelivery, stream, trigger, trigger_event
+from headgate.store.tables import OPEN_TRIGGER, asset_watcher, dead_letter, redelivery, stream, trigger, trigger_event
 
 SUBSCRIBERS_SHOWN_MAX = 1_000  # of one stream
-_OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 
 
 # The streams that wait for a trigger, which fails or is held: each from a partial index of its own. As it is judged
@@ -32,7 +31,7 @@ _OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 # streams if those without one were left out.
 _WAITING = union(
     *(
-        select(trigger.c.stream_id).where(_OPEN, is_troubled, is_absent())
+        select(trigger.c.stream_id).where(OPEN_TRIGGER, is_troubled, is_absent())
         for is_troubled in (trigger.c.failure_count > literal_column("0"), trigger.c.hold.is_not(None))
     )
 )
@@ -124,7 +123,7 @@ class StreamInspection(Verbs):
         liveness: Liveness = BY_SILENCE,
     ) -> list[StreamLine]:
         """Return the streams that open triggers read, by id; ``is_waiting``: that wait for one of them alone."""
-        reads = select(trigger.c.id).where(trigger.c.stream_id == stream.c.id, _OPEN)
+        reads = select(trigger.c.id).where(trigger.c.stream_id == stream.c.id, OPEN_TRIGGER)
         where = [stream.c.id > beyond_id, stream.c.id.in_(_WAITING) if is_waiting else reads.exists()]
         return _lines(tx, *where, limit=limit, liveness=liveness)
 
@@ -143,7 +142,11 @@ class StreamInspection(Verbs):
     @reading
     def newest_key(self, tx: Tx, stream_id: int) -> str | None:
         """Return the key of the event that was stored last for a stream; None if there is none, or if it has none."""
-        newest = select(func.max(_newest_of(trigger))).where(trigger.c.stream_id == stream_id, _OPEN).scalar_subquery()
+        newest = (
+            select(func.max(_newest_of(trigger)))
+            .where(trigger.c.stream_id == stream_id, OPEN_TRIGGER)
+            .scalar_subquery()
+        )
         found = select(trigger_event.c.key).where(trigger_event.c.id == newest)
         return tx.connection.execute(found).scalar_one_or_none()
 
@@ -223,7 +226,7 @@ def _names(tx: Tx, trigger_ids: Collection[int]) -> dict[int, str]:
 
 
 def _lines(tx: Tx, *where: ColumnElement[bool], limit: int, liveness: Liveness) -> list[StreamLine]:
-    of_it = and_(trigger.c.stream_id == stream.c.id, _OPEN)
+    of_it = and_(trigger.c.stream_id == stream.c.id, OPEN_TRIGGER)
     subscribers = select(func.count()).select_from(trigger).where(of_it).correlate(stream).scalar_subquery()
     missing = select(func.count()).select_from(trigger).where(of_it, is_absent()).correlate(stream).scalar_subquery()
     newest = select(func.max(_newest_of(trigger))).where(of_it).correlate(stream).scalar_subquery()
@@ -270,7 +273,7 @@ def _subscribers(tx: Tx, stream_id: int, limit: int) -> list[SubscriberLine]:
     statement = (
         select(*ABSENCE_COLUMNS, is_absent().label("is_absent"), newest)
         .select_from(trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id))
-        .where(trigger.c.stream_id == stream_id, _OPEN)
+        .where(trigger.c.stream_id == stream_id, OPEN_TRIGGER)
         .order_by(trigger.c.id)
         .limit(limit)
     )

@@ -20,6 +20,7 @@ from headgate.store.inspect.dags import NEWEST_SHOWN, ROWS_PER_PAGE_MAX
 from headgate.store.inspect.strikes import StrikeLine, count_passed_over, strikes_of
 from headgate.store.inspect.why_facts import BY_SILENCE, Liveness, state_of
 from headgate.store.tables import (
+    OPEN_TRIGGER,
     asset,
     asset_watcher,
     dag,
@@ -163,7 +164,6 @@ _FROM = (
     .outerjoin(dag_run, dag_run.c.id == task_instance.c.dag_run_id)
     .outerjoin(dag, dag.c.id == dag_run.c.dag_id)
 )
-_OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 _WATCHED = trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
 _WATCHERS = select(
     *(asset_watcher.c.id, asset_watcher.c.name, asset.c.name.label("asset"), asset_watcher.c.trigger_id),
@@ -191,7 +191,11 @@ def _troubled_ids(tx: Tx, *where: ColumnElement[bool], beyond_id: int, limit: in
     """Return the first open triggers beyond an id that fail or are held: each from a partial index of its own."""
     found: set[int] = set()
     for is_troubled in (trigger.c.failure_count > literal_column("0"), trigger.c.hold.is_not(None)):
-        some = select(trigger.c.id).select_from(_WATCHED).where(_OPEN, is_troubled, trigger.c.id > beyond_id, *where)
+        some = (
+            select(trigger.c.id)
+            .select_from(_WATCHED)
+            .where(OPEN_TRIGGER, is_troubled, trigger.c.id > beyond_id, *where)
+        )
         found.update(tx.connection.execute(some.order_by(trigger.c.id).limit(limit)).scalars())
     return sorted(found)[:limit]
 
@@ -221,7 +225,7 @@ class TriggerInspection(Verbs):
 
         Without ``with_past`` those that ended or were fenced more than `PAST_S` ago are left out.
         """
-        triggers = select(func.count()).where(trigger.c.triggerer_id == triggerer.c.id, _OPEN)
+        triggers = select(func.count()).where(trigger.c.triggerer_id == triggerer.c.id, OPEN_TRIGGER)
         tasks = select(func.count()).where(task_instance.c.triggerer_id == triggerer.c.id)
         statement = select(
             triggerer,
@@ -278,20 +282,20 @@ class TriggerInspection(Verbs):
             some = _troubled_ids(tx, *of_queue, beyond_id=beyond_id, limit=limit)
             return _lines(tx, trigger.c.id.in_(some), beyond_id, limit)
         present = and_(asset_watcher.c.id.is_not(None), asset_watcher.c.removed_at.is_(None))
-        where = and_(True) if with_ended else or_(_OPEN, present)
+        where = and_(True) if with_ended else or_(OPEN_TRIGGER, present)
         return _lines(tx, and_(where, *of_queue), beyond_id, limit)
 
     @reading
     def orphans(self, tx: Tx, *, limit: int = ROWS_PER_PAGE_MAX) -> list[TriggerLine]:
         """Return open triggers that neither a watcher nor a task has: `TaskVerbs.remove_orphans` removes them."""
         is_orphan = and_(asset_watcher.c.id.is_(None), task_instance.c.id.is_(None))
-        return _lines(tx, and_(_OPEN, is_orphan), 0, limit)
+        return _lines(tx, and_(OPEN_TRIGGER, is_orphan), 0, limit)
 
     @reading
     def slow(self, tx: Tx, *, longer_than_s: float, limit: int = ROWS_PER_PAGE_MAX) -> list[TriggerLine]:
         """Return the open triggers that tasks have waited for longer than this, the oldest first."""
         is_old = trigger.c.created_date < tx.now - timedelta(seconds=longer_than_s)
-        return _lines(tx, and_(_OPEN, task_instance.c.id.is_not(None), is_old), 0, limit)
+        return _lines(tx, and_(OPEN_TRIGGER, task_instance.c.id.is_not(None), is_old), 0, limit)
 
     @reading
     def find_trigger(self, tx: Tx, name: str) -> int:

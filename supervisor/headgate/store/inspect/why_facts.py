@@ -46,6 +46,7 @@ from headgate.store.inspect.runs import TaskRef
 from headgate.store.inspect.strikes import count_passed_over, strikes_of
 from headgate.store.signals import feeds, subscriptions, waits
 from headgate.store.tables import (
+    OPEN_TRIGGER,
     asset_watcher,
     dag,
     dag_run,
@@ -68,7 +69,6 @@ _C = task_instance.c
 SUPERVISORS_MAX = 1000  # the newest
 HOLDERS_MAX = 20  # of a pool, and triggers that hold up a stream
 OTHER_RUNS_MAX = 1000
-_OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 
 
 class Liveness(NamedTuple):
@@ -136,7 +136,7 @@ def _supervisor(
     state = state_of(lease, liveness)
     # By its queues, so that the index of claims has all that is looked at.
     served = trigger.c.queue.in_(lease.queues)
-    counted = select(trigger.c.id).where(served, trigger.c.triggerer_id == row.id, _OPEN)
+    counted = select(trigger.c.id).where(served, trigger.c.triggerer_id == row.id, OPEN_TRIGGER)
     counted = counted.limit(row.capacity if exactly else OWNED_COUNTED_MAX)
     triggers = select(func.count()).select_from(counted.subquery())
     tasks = select(func.count()).where(_C.triggerer_id == row.id)
@@ -232,7 +232,7 @@ def _struck(tx: Tx, row: Any) -> StruckMessage | None:
 def _others_of_stream(tx: Tx, row: Any) -> int:
     if row.stream_id is None:
         return 0
-    others = select(func.count()).where(trigger.c.stream_id == row.stream_id, trigger.c.id != row.id, _OPEN)
+    others = select(func.count()).where(trigger.c.stream_id == row.stream_id, trigger.c.id != row.id, OPEN_TRIGGER)
     return int(tx.connection.execute(others).scalar_one())
 
 
@@ -240,7 +240,7 @@ def _stream(tx: Tx, stream_id: int | None, trigger_id: int, liveness: Liveness) 
     found = tx.connection.execute(select(stream).where(stream.c.id == stream_id)).first()
     if found is None:
         return None
-    of_it = and_(trigger.c.stream_id == stream_id, _OPEN)
+    of_it = and_(trigger.c.stream_id == stream_id, OPEN_TRIGGER)
     count = tx.connection.execute(select(func.count()).select_from(trigger).where(of_it)).scalar_one()
     others = (
         select(*ABSENCE_COLUMNS)

@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, and_, exists, or_, text
 
 from headgate.store.access.tables import ONE
-from headgate.store.tables import dag_run, signal, signal_key, signal_start, signal_wait, trigger
+from headgate.store.tables import OPEN_TRIGGER, dag_run, signal, signal_key, signal_start, signal_wait, trigger
 
 # As text, as the partial index says it: false for the row of a rule whose run has ended.
 IS_OPEN: Final = text("(NOT signal_wait.is_held OR signal_wait.met_version IS NOT NULL)")
@@ -19,9 +19,7 @@ def is_waiting() -> ColumnElement[bool]:
 
     That of a sensor ends with its trigger, and that of a rule with the run; that of a DAG when the DAG has it no more.
     """
-    of_sensor = exists(ONE).where(
-        trigger.c.id == signal_wait.c.trigger_id, trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
-    )
+    of_sensor = exists(ONE).where(trigger.c.id == signal_wait.c.trigger_id, OPEN_TRIGGER)
     of_run = exists(ONE).where(dag_run.c.id == signal_wait.c.dag_run_id, dag_run.c.ended_at.is_(None))
     of_dag = signal_wait.c.dag_id.is_not(None)
     of_sensor, of_run = of_sensor.correlate(signal_wait), of_run.correlate(signal_wait)

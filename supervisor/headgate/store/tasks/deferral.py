@@ -37,7 +37,7 @@ from headgate.store.db.verbs import Verbs, acting, leased
 from headgate.store.errors import ValueRefused
 from headgate.store.ids import TaskInstanceId, TriggerId
 from headgate.store.signals import waits
-from headgate.store.tables import asset_watcher, task_instance, task_stream, trigger, trigger_event
+from headgate.store.tables import OPEN_TRIGGER, asset_watcher, task_instance, task_stream, trigger, trigger_event
 from headgate.store.tasks import resuming, task_rows, task_streams, values
 from headgate.store.tasks.resuming import FailReason
 from headgate.store.tasks.task_rows import LockedTask
@@ -118,8 +118,7 @@ class DeferralVerbs(Verbs):
         statement = (
             update(trigger)
             .where(
-                trigger.c.finished_at.is_(None),
-                trigger.c.removed_at.is_(None),
+                OPEN_TRIGGER,
                 ~exists(ONE).where(asset_watcher.c.trigger_id == trigger.c.id),
                 ~exists(ONE).where(_C.trigger_id == trigger.c.id),
                 ~exists(ONE).where(task_stream.c.trigger_id == trigger.c.id),

@@ -49,7 +49,7 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound, read
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId, TriggerId
-from headgate.store.tables import task_instance, trigger, triggerer
+from headgate.store.tables import OPEN_TRIGGER, task_instance, trigger, triggerer
 from headgate.store.triggers.dead_letters import storable_text
 
 _C = task_instance.c
@@ -353,7 +353,7 @@ _INSERT = Prepared(
     .values({name: bindparam(name) for name in ("classpath", "kwargs", "created_date", "queue", "priority")})
     .returning(trigger.c.id)
 )
-_OPEN = and_(trigger.c.id == bindparam("of_id"), trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
+_OPEN = and_(trigger.c.id == bindparam("of_id"), OPEN_TRIGGER)
 _FINISH = Prepared(update(trigger).where(_OPEN).values(finished_at=bindparam("now")))
 _REMOVE = Prepared(update(trigger).where(_OPEN).values(removed_at=bindparam("now")))
 

@@ -53,7 +53,7 @@ from headgate.store.streams.rows import Stream as Stream
 from headgate.store.streams.rows import locked as locked
 from headgate.store.streams.rows import read_by_trigger as read_by_trigger
 from headgate.store.streams.rows import read_of as read_of
-from headgate.store.tables import dead_letter, task_instance, task_stream, trigger, trigger_event
+from headgate.store.tables import OPEN_TRIGGER, dead_letter, task_instance, task_stream, trigger, trigger_event
 from headgate.store.tasks import resuming, task_rows
 from headgate.store.tasks.task_rows import LockedTask
 from headgate.store.triggers import reopening
@@ -401,11 +401,7 @@ def is_own(tx: LeasedTx, trigger_id: int) -> bool:
     return _OWN.run(tx.connection, of_id=trigger_id, epoch=tx.epoch).fetchone() is not None
 
 
-_OPEN = Prepared(
-    select(trigger.c.id).where(
-        trigger.c.id == bindparam("of_id"), trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None)
-    )
-)
+_OPEN = Prepared(select(trigger.c.id).where(trigger.c.id == bindparam("of_id"), OPEN_TRIGGER))
 
 
 def _is_open(tx: Tx, trigger_id: int) -> bool:

@@ -14,7 +14,7 @@ from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import Hold
-from headgate.store.tables import trigger
+from headgate.store.tables import OPEN_TRIGGER, trigger
 from headgate.store.triggers.dead_letters import storable_text
 from headgate.store.triggers.watchers import trigger_of_watcher
 
@@ -75,12 +75,7 @@ def hold_own(tx: LeasedTx, trigger_id: int, hold: Hold, reason: str) -> bool:
 
     Repeating it changes nothing.
     """
-    mine = and_(
-        trigger.c.id == trigger_id,
-        trigger.c.triggerer_id == tx.epoch,
-        trigger.c.finished_at.is_(None),
-        trigger.c.removed_at.is_(None),
-    )
+    mine = and_(trigger.c.id == trigger_id, trigger.c.triggerer_id == tx.epoch, OPEN_TRIGGER)
     held = {"hold": hold, "hold_reason": storable_text(reason, ERROR_CHARS_MAX), "held_at": tx.now}
     tx.connection.execute(update(trigger).where(mine, trigger.c.hold.is_(None)).values(held))
     tx.notify()

@@ -35,13 +35,12 @@ from headgate.store.db.bulk import Kind, chunks, find, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import LeasedTx
-from headgate.store.tables import stream, trigger, triggerer
+from headgate.store.tables import OPEN_TRIGGER, stream, trigger, triggerer
 
 # Open triggers that one stream may have: they are claimed in one transaction, and started in one step.
 STREAM_TRIGGERS_MAX = 10_000
 FREE_STREAMS_AT_ONCE = 500  # looked at for a claim; then come the next ones
 
-_OPEN = and_(trigger.c.finished_at.is_(None), trigger.c.removed_at.is_(None))
 _NEW_STREAM = Kind(stream, ("digest", "name", "queue", "triggerer_id", "created_date"))
 _DESCRIBED = Kind(trigger, ("id", "triggerer_id"))
 
@@ -111,7 +110,7 @@ def _sizes(tx: LeasedTx, stream_ids: Sequence[int]) -> dict[int, int]:
     """
     sizes: dict[int, int] = {}
     for ids in chunks(stream_ids):
-        counted = select(trigger.c.stream_id, func.count()).where(trigger.c.stream_id.in_(ids), _OPEN)
+        counted = select(trigger.c.stream_id, func.count()).where(trigger.c.stream_id.in_(ids), OPEN_TRIGGER)
         sizes.update((id_, size) for id_, size in tx.connection.execute(counted.group_by(trigger.c.stream_id)))
     return sizes
 
@@ -152,7 +151,7 @@ def _take(tx: LeasedTx, chosen: Sequence[int]) -> list[int]:
         tx.connection.execute(update(stream).where(stream.c.id.in_(mine)).values(triggerer_id=tx.epoch))
         mine_now = {"triggerer_id": tx.epoch, "changed_at": None}  # the rows are read afterwards, as they were changed
         # No SKIP LOCKED here: a row that a user is changing is waited for, so that the stream is claimed whole.
-        whole = update(trigger).where(trigger.c.stream_id.in_(mine), _OPEN).values(mine_now)
+        whole = update(trigger).where(trigger.c.stream_id.in_(mine), OPEN_TRIGGER).values(mine_now)
         claimed += tx.connection.execute(whole.returning(trigger.c.id)).scalars()
     return claimed
 
@@ -164,7 +163,7 @@ def release(tx: LeasedTx, trigger_ids: Sequence[int]) -> None:
     that this supervisor does not serve.
     """
     mine = and_(trigger.c.id.in_(trigger_ids), trigger.c.triggerer_id == tx.epoch)
-    of_open = select(trigger.c.stream_id).where(mine, _OPEN, trigger.c.stream_id.is_not(None)).distinct()
+    of_open = select(trigger.c.stream_id).where(mine, OPEN_TRIGGER, trigger.c.stream_id.is_not(None)).distinct()
     left = sorted(tx.connection.execute(of_open).scalars())
     if left:
         locked = select(stream.c.id).where(stream.c.id.in_(left)).order_by(stream.c.id)
@@ -298,7 +297,7 @@ def uses(stream_ids: Sequence[int], but: Sequence[int]) -> Select[Any, int]:
     runs = ~is_gone(trigger.c.triggerer_id)
     return (
         select(trigger.c.stream_id, func.count().label("triggers"))
-        .where(trigger.c.stream_id.in_(stream_ids), or_(_OPEN, runs), trigger.c.id.not_in(but))
+        .where(trigger.c.stream_id.in_(stream_ids), or_(OPEN_TRIGGER, runs), trigger.c.id.not_in(but))
         .group_by(trigger.c.stream_id)
     )
 
