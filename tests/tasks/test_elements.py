@@ -402,17 +402,9 @@ def test_the_output_of_a_task_that_emits_are_its_elements() -> None:
     assert specs["each"].map == MapSpec(Elements("load"))
     assert specs["each__1"].map == MapSpec(Output("load", "other"))
 
-    def read(
-        task_id: str,
-        key: str | None,
-        *,
-        after: int = -1,
-        offset: int = 0,
-        limit: int = 1000,
-        is_counted: bool = True,
-    ) -> XComPage:
-        assert (task_id, key) == ("load", None)
-        return XComPage(tuple(enumerate((b"10", b"11", b"12")))[after + 1 + offset :][:limit], 3, 0)
+    def read(asked: GetXComs) -> XComPage:
+        assert (asked.task_id, asked.key) == ("load", None)
+        return XComPage(tuple(enumerate((b"10", b"11", b"12")))[asked.after + 1 + asked.offset :][: asked.limit], 3, 0)
 
     context = make_context(sums, run_id="r", read_xcom=lambda *_: None, read_xcoms=read)
     assert run_step(sums, context) == StepSucceeded((XCom("return_value", b"[[10,11,12],11,5]"),))

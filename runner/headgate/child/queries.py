@@ -15,12 +15,14 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from headgate.protocol.errors import ProtocolError
 from headgate.protocol.masking import SecretMask
 from headgate.protocol.messages.queries import Query, QueryResult, Response, TriggerQuery
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 
 QueryHandler: TypeAlias = Callable[[Query], QueryResult]
 TriggerQueryHandler: TypeAlias = Callable[[TriggerQuery], Awaitable[QueryResult]]
+Kind = TypeVar("Kind")
 Waiter = TypeVar("Waiter")
 
 QUERY_BYTES_MAX: Final = KWARGS_BYTES_MAX + 64 * 1024  # the conf of a run, and names: far less than a frame
@@ -93,6 +95,13 @@ def result_of(query: Query, response: Response) -> QueryResult:
     if response.error or response.result is None:
         raise QueryFailed(response.error or f"the supervisor has no result for {type(query).__name__}")
     return response.result
+
+
+def of_kind(kind: type[Kind], query: Query, result: QueryResult) -> Kind:
+    """Return the result of a query. Raises `ProtocolError` if it is of another kind than that query has."""
+    if not isinstance(result, kind):
+        raise ProtocolError(f"the supervisor answers {type(query).__name__} with {type(result).__name__}")
+    return result
 
 
 class OpenRequests(Generic[Waiter]):

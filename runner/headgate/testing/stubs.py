@@ -67,11 +67,10 @@ from headgate.signals.listening import NothingMore
 from headgate.signals.outgoing import encoded
 from headgate.signals.rules import decide
 from headgate.signals.versions import value_of
-from headgate.tasks.context import make_context
+from headgate.tasks.context import RETURN_VALUE, make_context
 from headgate.tasks.operator import BaseOperator
 from headgate.testing.clock import SkippingClock
 
-RETURN_VALUE = "return_value"
 _UNFINISHED = frozenset({"none", "scheduled", "running", "deferred", "up_for_retry", "restarting"})
 
 StubRun: TypeAlias = str | Mapping[str, str] | None
@@ -292,8 +291,8 @@ class Stubs:
                 return SecretText(self._connections.get(name))
             case GetXCom(task_id, key, map_index):
                 return EncodedValue(self.read_xcom(task_id, key, map_index))
-            case GetXComs(task_id, key, after, offset, limit, is_counted):
-                return self.read_xcoms(task_id, key, after=after, offset=offset, limit=limit, is_counted=is_counted)
+            case GetXComs():
+                return self.read_xcoms(query)
             case EmitElements(first, values, keys):
                 self.emit(Emitted(first, values, keys))
                 return ElementRoom(XCOMS_PER_PAGE_MAX)
@@ -334,7 +333,7 @@ class Stubs:
         if map_index < 0:
             return self._xcoms.get((task_id, key))
         if of is None or task_id not in of.beside:
-            return dict(self.read_xcoms(task_id, key).values).get(map_index)
+            return dict(self.read_xcoms(GetXComs(task_id, key)).values).get(map_index)
         if task_id == of.result_of and map_index in of.results:
             return encode_value(of.results[map_index], where="loop")
         if map_index != of.index:
@@ -343,17 +342,9 @@ class Stubs:
             )
         return self._xcoms.get((task_id, key))
 
-    def read_xcoms(
-        self,
-        task_id: str,
-        key: str | None,
-        *,
-        after: int = -1,
-        offset: int = 0,
-        limit: int = XCOMS_PER_PAGE_MAX,
-        is_counted: bool = True,
-    ) -> XComPage:
+    def read_xcoms(self, query: GetXComs) -> XComPage:
         """Return the XComs of a mapped task, or elements, given as a list."""
+        task_id, key = query.task_id, query.key
         if key is None and self.of_index is not None and self.of_index.appended_to == task_id:
             values = list(self.of_index.appended)
         else:
@@ -362,7 +353,8 @@ class Stubs:
         if not isinstance(values, list):
             raise ValueError(f"xcoms[{task_id!r}] must be a list: the task is mapped, and each instance leaves a value")
         page = [(index, encode_value(value, where=f"xcoms[{task_id!r}]")) for index, value in enumerate(values)]
-        return XComPage(tuple(page[after + 1 + offset :][:limit]), len(values) if is_counted else 0, 0)
+        part = tuple(page[query.after + 1 + query.offset :][: query.limit])
+        return XComPage(part, len(values) if query.is_counted else 0, 0)
 
     async def answer_trigger(self, query: TriggerQuery) -> QueryResult:
         """Answer a trigger."""
@@ -487,7 +479,7 @@ def _count(output: Counted, operator: BaseOperator, stubs: Stubs) -> Available:
         raise ValueError(f"{name} is expanded over an XCom that is not given: xcoms={{{source!r}: [...]}}")
     is_mapped = operator.dag is not None and operator.dag.tasks[output.task_id].is_mapped
     if is_mapped or isinstance(output, Elements):
-        return Available(stubs.read_xcoms(output.task_id, key).count, is_complete=True)
+        return Available(stubs.read_xcoms(GetXComs(output.task_id, key)).count, is_complete=True)
     if (items := count_items(data)) is None:
         raise ValueError(f"{name} is expanded over xcoms[{source!r}], which must be a list or a dict")
     return Available(items, is_complete=True)

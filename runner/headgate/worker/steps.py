@@ -12,24 +12,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from headgate.child.error_text import describe_error
-from headgate.child.queries import QueryHandler
-from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages.queries import (
-    XCOMS_PER_PAGE_MAX,
-    EncodedValue,
-    GetStartSignals,
-    GetXCom,
-    GetXComs,
-    StartSignals,
-    XComPage,
-)
+from headgate.child.queries import QueryHandler, of_kind
+from headgate.protocol.messages.queries import EncodedValue, GetStartSignals, GetXCom, StartSignals, XComPage
 from headgate.protocol.messages.steps import EXECUTION_TIMEOUT_OVER, StepFailed, StepNotBegun
 from headgate.protocol.messages.worker import Step, StepEnded
 from headgate.protocol.values import decode_value
 from headgate.tasks.context import Context, RunAsset, TaskStream, XComReader, make_context
 from headgate.tasks.execution import NO_EVENT, Resumption
 from headgate.tasks.execution import run_step as execute
-from headgate.tasks.maps.outputs import XComPageReader
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.parsing import load_dags
 from headgate.worker.stops import StepStopped
@@ -134,7 +124,7 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
         given_digest=step.given_digest,
         own=step.own,
         read_xcom=_xcom_reader(ask),
-        read_xcoms=_xcom_page_reader(ask),
+        read_xcoms=lambda query: of_kind(XComPage, query, ask(query)),
         assets=tuple(
             RunAsset(event.asset, decode_value(event.payload), _moment(event.stored_at_s))
             for event in step.asset_events
@@ -146,38 +136,16 @@ def _context(operator: BaseOperator, step: Step, ask: QueryHandler) -> Context:
 
 
 def _start_signals(ask: QueryHandler) -> StartSignals:
-    answer = ask(GetStartSignals())
-    if not isinstance(answer, StartSignals):
-        raise ProtocolError(f"the supervisor answers GetStartSignals with {type(answer).__name__}")
-    return answer
+    query = GetStartSignals()
+    return of_kind(StartSignals, query, ask(query))
 
 
 def _xcom_reader(ask: QueryHandler) -> XComReader:
     def read_xcom(task_id: str, key: str, map_index: int = -1) -> bytes | None:
-        answer = ask(GetXCom(task_id, key, map_index))
-        if not isinstance(answer, EncodedValue):
-            raise ProtocolError(f"the supervisor answers GetXCom with {type(answer).__name__}")
-        return answer.value
+        query = GetXCom(task_id, key, map_index)
+        return of_kind(EncodedValue, query, ask(query)).value
 
     return read_xcom
-
-
-def _xcom_page_reader(ask: QueryHandler) -> XComPageReader:
-    def read_xcoms(
-        task_id: str,
-        key: str | None,
-        *,
-        after: int = -1,
-        offset: int = 0,
-        limit: int = XCOMS_PER_PAGE_MAX,
-        is_counted: bool = True,
-    ) -> XComPage:
-        answer = ask(GetXComs(task_id, key, after, offset, limit, is_counted))
-        if not isinstance(answer, XComPage):
-            raise ProtocolError(f"the supervisor answers GetXComs with {type(answer).__name__}")
-        return answer
-
-    return read_xcoms
 
 
 def _resumption(step: Step) -> Resumption | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.protocol.messages.queries import XComPage
+from headgate.protocol.messages.queries import GetXComs, XComPage
 from headgate.protocol.values import encode_value
 from headgate.tasks import DAG, task
 from headgate.tasks.maps.outputs import MappedOutput
@@ -28,22 +28,13 @@ class Pages:
         self.asked: list[tuple[int, int]] = []
         self.counted = 0
 
-    def __call__(
-        self,
-        task_id: str,
-        key: str | None,
-        *,
-        after: int = -1,
-        offset: int = 0,
-        limit: int = PAGE,
-        is_counted: bool = True,
-    ) -> XComPage:
-        assert task_id == "each"
-        self.asked.append((after, offset))
-        self.counted += is_counted
-        rows = [(index, value if key == self.key else None) for index, value in self.rows if index > after]
-        count = len(self.rows) if is_counted else 0
-        return XComPage(tuple(rows[offset : offset + min(limit, PAGE)]), count, count)
+    def __call__(self, query: GetXComs) -> XComPage:
+        assert query.task_id == "each"
+        self.asked.append((query.after, query.offset))
+        self.counted += query.is_counted
+        rows = [(index, value if query.key == self.key else None) for index, value in self.rows if index > query.after]
+        count = len(self.rows) if query.is_counted else 0
+        return XComPage(tuple(rows[query.offset :][: min(query.limit, PAGE)]), count, count)
 
 
 def test_iteration_reads_a_page_after_the_other_and_gives_none_for_what_left_nothing() -> None:

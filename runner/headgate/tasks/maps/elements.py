@@ -17,8 +17,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, Final
 
-from headgate.child.queries import send_query
-from headgate.protocol.errors import ProtocolError
+from headgate.child.queries import of_kind, send_query
 from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.queries import ElementRoom, EmitElements
 from headgate.protocol.messages.steps import Emitted
@@ -180,9 +179,8 @@ class Emissions:
             raise self._late_error
 
     def _store(self) -> None:
-        answer = send_query(EmitElements(self._first, tuple(self._values), tuple(self._keys)))
-        if not isinstance(answer, ElementRoom):
-            raise ProtocolError(f"the supervisor answers EmitElements with {type(answer).__name__}")
+        query = EmitElements(self._first, tuple(self._values), tuple(self._keys))
+        answer = of_kind(ElementRoom, query, send_query(query))
         self._first += len(self._values)
         self._regardless -= len(self._values)
         self._room = answer.room

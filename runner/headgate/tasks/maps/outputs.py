@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, TypeAlias, overload
 
-from headgate.protocol.messages.queries import XCOMS_PER_PAGE_MAX, XComPage
+from headgate.protocol.messages.queries import GetXComs, XComPage
 from headgate.protocol.values import decode_value
 
-
-class XComPageReader(Protocol):
-    """Return a page of the XComs of a mapped task of this run: see `headgate.protocol.messages.queries.GetXComs`."""
-
-    def __call__(
-        self,
-        task_id: str,
-        key: str | None,
-        *,
-        after: int = -1,
-        offset: int = 0,
-        limit: int = XCOMS_PER_PAGE_MAX,
-        is_counted: bool = True,
-    ) -> XComPage: ...
+XComPageReader: TypeAlias = Callable[[GetXComs], XComPage]
 
 
 class MappedOutput(Sequence[Any]):
@@ -47,7 +34,7 @@ class MappedOutput(Sequence[Any]):
         return f"<{len(self)} {what} of {self._task_id!r}>"
 
     def __len__(self) -> int:
-        return self._read(self._task_id, self._key, limit=1).count
+        return self._pull(limit=1).count
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -73,20 +60,23 @@ class MappedOutput(Sequence[Any]):
     @property
     def missing(self) -> list[int]:
         """The indexes of the instances that have no value here; found by reading all values."""
-        first = self._read(self._task_id, self._key, limit=1)
+        first = self._pull(limit=1)
         there = {index for index, _ in self._items()}
         return [index for index in range(first.count + first.missing) if index not in there]
 
+    def _pull(self, **part: Any) -> XComPage:
+        return self._read(GetXComs(self._task_id, self._key, **part))
+
     def _at(self, number: int) -> XComPage:
         # If none is missing before it, it is the one with this index, which is found without passing over the others.
-        page = self._read(self._task_id, self._key, after=number - 1, limit=1)
+        page = self._pull(after=number - 1, limit=1)
         if not page.missing and page.values and page.values[0][0] == number:
             return page
-        return self._read(self._task_id, self._key, offset=number, limit=1)
+        return self._pull(offset=number, limit=1)
 
     def _after(self, index: int) -> XComPage:
         # Not counted, so that to read all pages does not look at all instances for each of them.
-        return self._read(self._task_id, self._key, after=index, is_counted=False)
+        return self._pull(after=index, is_counted=False)
 
     def _items(self) -> Iterator[tuple[int, bytes | None]]:
         after = -1
