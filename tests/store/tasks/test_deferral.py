@@ -181,8 +181,7 @@ def test_the_deadline_is_over_the_whole_try_deferrals_included(open_store: OpenS
     clock.advance(50)
     store.store_slice(tasks.epoch, events=[event_of(trigger_id)])
     (task,) = tasks.dispatch()
-    assert task.deadline == begun + timedelta(seconds=100)
-    assert not store.tasks.owned(tasks.epoch)[0].is_overdue
+    assert (task.deadline, task.remaining_s) == (begun + timedelta(seconds=100), 50.0)
     # The second deferral may take 60 s by itself, but the task has only 50 s left.
     ends.defer(store.tasks, tasks.epoch, tasks.a, task.token, Deferral("a.B", b"{}", "resume", b"{}", timeout_s=60.0))
     clock.advance(49.999)
@@ -192,7 +191,7 @@ def test_the_deadline_is_over_the_whole_try_deferrals_included(open_store: OpenS
     (late,) = tasks.dispatch()
     assert late.next_kwargs is not None
     assert decode_value(late.next_kwargs)["reason"] == "execution_timeout"
-    assert store.tasks.owned(tasks.epoch)[0].is_overdue
+    assert late.remaining_s == 0.0
     assert store.tasks.time_out(tasks.epoch) == []
 
 
@@ -221,11 +220,8 @@ def test_a_scheduled_task_begins_its_time_when_it_is_dispatched(open_store: Open
     tasks = Tasks(open_store(clock=clock), query, execution_timeout_s=10.0)
     tasks.bring_to(S.SCHEDULED)
     clock.advance(1000)
-    tasks.run_it()
-    clock.advance(9)
-    assert not tasks.store.tasks.owned(tasks.epoch)[0].is_overdue
-    clock.advance(1)
-    assert tasks.store.tasks.owned(tasks.epoch)[0].is_overdue
+    (task,) = tasks.dispatch()
+    assert (task.deadline, task.remaining_s) == (clock.now + timedelta(seconds=10), 10.0)
 
 
 def test_retries_wait_longer_each_time_and_end_and_a_clear_begins_them_anew(

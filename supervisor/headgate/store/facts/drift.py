@@ -50,7 +50,7 @@ class StreamDrift(msgspec.Struct, frozen=True):
     """What is known of the drift of a stream.
 
     ``asked_at``: its broker is to be asked, and has not answered yet. ``report`` is the last answer, of
-    ``answered_at``. ``known`` are the lanes as of ``known_at``, and ``found`` is what nobody has accepted.
+    ``answered_at``. ``known`` are the lanes as they are stored, and ``found`` is what nobody has accepted.
     """
 
     stream_id: int
@@ -58,7 +58,6 @@ class StreamDrift(msgspec.Struct, frozen=True):
     answered_at: datetime | None = None
     report: StreamReport | None = None
     known: tuple[KnownLane, ...] = ()
-    known_at: datetime | None = None
     found: tuple[Finding, ...] = ()
 
 
@@ -127,7 +126,6 @@ def drift_of(tx: Tx, stream_ids: Collection[int]) -> dict[int, StreamDrift]:
                 row.answered_at,
                 None if row.report is None else _read(_REPORT, row.report, None),
                 _read(_KNOWN, row.progress, ()),
-                row.progress_at,
                 _read(_FOUND, row.found, ()),
             )
     return found

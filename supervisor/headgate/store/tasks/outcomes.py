@@ -36,7 +36,7 @@ from headgate.scheduling.planning import retry_wait_s
 from headgate.store.db.bulk import chunks
 from headgate.store.db.faults import blaming
 from headgate.store.db.prepared import Prepared
-from headgate.store.db.times import bound, read
+from headgate.store.db.times import bound
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
 from headgate.store.facts import spans
@@ -72,14 +72,12 @@ class OwnedTask(msgspec.Struct, frozen=True):
     """One task that a worker of a supervisor has, as the database sees it.
 
     If the task of a worker is not among these, has another token, or is ``restarting``, then a user has cleared or
-    marked it, and the worker must be ended. ``is_overdue``: it has used up its execution_timeout, by the database's
-    clock.
+    marked it, and the worker must be ended.
     """
 
     id: TaskInstanceId
     token: str
     state: TaskState
-    is_overdue: bool
 
 
 class WorkerLost(msgspec.Struct, frozen=True):
@@ -242,7 +240,8 @@ class OutcomeVerbs(Verbs):
     @reading
     def owned(self, tx: Tx, epoch: Epoch) -> list[OwnedTask]:
         """Return the tasks that the workers of an epoch have."""
-        return [_owned(tx, *row) for row in _OWNED.run(tx.connection, epoch=epoch).fetchall()]
+        rows = _OWNED.run(tx.connection, epoch=epoch).fetchall()
+        return [OwnedTask(instance, token, TaskState(state)) for instance, token, state in rows]
 
     @reading
     def left(self, tx: Tx, epoch: Epoch) -> list[tuple[TaskInstanceId, str]]:
@@ -484,12 +483,5 @@ _ORPHANS = Prepared(
     )
 )
 _NAME = Prepared(update(task_instance).where(_C.id == bindparam("of_id")).values(map_name=bindparam("name")))
-_OWNED = Prepared(
-    select(_C.id, _C.token, _C.state, _C.deadline).where(_C.triggerer_id == bindparam("epoch")).order_by(_C.id)
-)
+_OWNED = Prepared(select(_C.id, _C.token, _C.state).where(_C.triggerer_id == bindparam("epoch")).order_by(_C.id))
 _LEFT = Prepared(select(_C.id, _C.old_token).where(_C.old_owner_id == bindparam("epoch")).order_by(_C.id))
-
-
-def _owned(tx: Tx, instance: TaskInstanceId, token: str, state: str, deadline: Any) -> OwnedTask:
-    is_overdue = deadline is not None and read(tx.connection, deadline) <= tx.now
-    return OwnedTask(instance, token, TaskState(state), is_overdue)
