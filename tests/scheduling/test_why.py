@@ -8,7 +8,6 @@ import pytest
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.why import (
-    EndlessFacts,
     Pool,
     RuleFacts,
     RunnerEnds,
@@ -154,14 +153,14 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ("no_free_worker", task(S.SCHEDULED, since_s=5.0), [sup(tasks=4)], "5.0 s for a free worker", "more workers"),
     (
         "no_endless_worker",
-        task(S.SCHEDULED, endless=EndlessFacts()),
+        task(S.SCHEDULED, is_endless=True),
         [sup(endless_workers=2, endless_tasks=2)],
         "all 2 workers for endless tasks of the queue 'default' are taken",
         "endless_workers_max",
     ),
     (
         "moved",
-        task(S.SCHEDULED, endless=EndlessFacts(moves=3), begins_in_s=4.0, last_error="killed by SIGKILL"),
+        task(S.SCHEDULED, is_endless=True, moves=3, begins_in_s=4.0, last_error="killed by SIGKILL"),
         [sup(endless_workers=2)],
         "lost its worker 3 times in a row: killed by SIGKILL",
         "begins again in 4.0 s, in the same try",
@@ -180,10 +179,10 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
         "it was ended while a worker had it, which has not ended yet",
         "it begins when that worker is gone",
     ),
-    ("running", task(S.RUNNING, owner=ALIVE, endless=EndlessFacts()), [ALIVE], "runs on", "headgate tasks stop"),
+    ("running", task(S.RUNNING, owner=ALIVE, is_endless=True), [ALIVE], "runs on", "headgate tasks stop"),
     (
         "owner_fenced",
-        task(S.RUNNING, owner=sup(state="fenced"), endless=EndlessFacts()),
+        task(S.RUNNING, owner=sup(state="fenced"), is_endless=True),
         [sup(epoch=2)],
         "was fenced",
         "begin it again, in the same try",

@@ -86,6 +86,11 @@ class Supervisor(msgspec.Struct, frozen=True):
         ends = self.runner_ends
         return ends if ends is not None and ends.times >= RUNNER_ENDS_TOLD_MIN else None
 
+    @property
+    def shown_state(self) -> str:
+        """Its state in lists: ``draining`` for one that is alive and was asked to stop."""
+        return "draining" if self.is_draining else self.state
+
     def __str__(self) -> str:
         return f"supervisor {self.epoch} (pid {self.pid} on {self.hostname})"
 
@@ -286,12 +291,6 @@ class RuleFacts(msgspec.Struct, frozen=True):
         return self.action in STARTING
 
 
-class EndlessFacts(msgspec.Struct, frozen=True):
-    """An endless task: how many workers in a row it has lost."""
-
-    moves: int = 0
-
-
 class TaskFacts(msgspec.Struct, frozen=True):
     """One task of one run. ``*_in_s`` are seconds until a moment, negative if it is past, None if there is none.
 
@@ -338,7 +337,8 @@ class TaskFacts(msgspec.Struct, frozen=True):
     seen: dict[str, frozenset[TaskState]] = {}
     rules: tuple[RuleFacts, ...] = ()
     is_ending: bool = False  # signals start nothing of its run any more
-    endless: EndlessFacts | None = None
+    is_endless: bool = False
+    moves: int = 0  # an endless one has lost so many workers in a row
     begins_in_s: float | None = None  # no worker gets it before: it was moved, or could not begin
     old_owner: Supervisor | None = None
 

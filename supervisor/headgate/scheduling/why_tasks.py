@@ -245,7 +245,7 @@ def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Find
     found += [*_pool(facts), *_old_worker(facts)]
     if facts.begins_in_s is not None and facts.begins_in_s > 0:
         found.append(_waits_to_begin(facts, facts.begins_in_s))
-    elif facts.endless is not None:
+    elif facts.is_endless:
         found += _endless(facts, supervisors)
     if not found:
         busy = sum(one.tasks for one in supervisors if facts.queue in one.queues)
@@ -267,11 +267,10 @@ def _old_worker(facts: TaskFacts) -> list[Finding]:
 
 def _waits_to_begin(facts: TaskFacts, in_s: float) -> Finding:
     """Return that a task was moved, or could not begin, and waits."""
-    moves = 0 if facts.endless is None else facts.endless.moves
-    if not moves:
+    if not facts.moves:
         text = f"it cannot begin: {shortened(facts.last_error)}"
         return Finding("cannot_begin", text, f"a worker tries again {moment(in_s)}, in the same try")
-    in_a_row = "once" if moves == 1 else f"{moves:,} times in a row"
+    in_a_row = "once" if facts.moves == 1 else f"{facts.moves:,} times in a row"
     text = f"it has lost its worker {in_a_row}: {shortened(facts.last_error)}"
     return Finding("moved", text, f"it begins again {moment(in_s)}, in the same try")
 
@@ -331,7 +330,7 @@ def _with_a_worker(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[
         _S.RUNNING: "fail this try, and retry it where tries are left",
         _S.RESTARTING: "begin it anew",
     }
-    if facts.endless is not None:
+    if facts.is_endless:
         adopted[_S.RUNNING] = "begin it again, in the same try"
     dead = gone(owner, supervisors, adopted[facts.state])
     if dead is not None:
@@ -346,7 +345,7 @@ def _with_a_worker(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[
 
 def _running(facts: TaskFacts, owner: Supervisor) -> Finding:
     text = f"it runs on a worker of {owner}, try {facts.try_number}{_now(facts)}"
-    if facts.endless is not None:
+    if facts.is_endless:
         stop = f"`{command('tasks', 'stop', facts.dag, facts.run_id, facts.task_id)}`"
         return Finding("running", text, f"it is endless: it runs until it returns, or a signal or {stop} ends it")
     if facts.deadline_in_s is None:
@@ -462,9 +461,8 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
     if facts.trigger is not None:
         told += why_triggers.known(facts.trigger)
         told.append(("wait times out", moment(facts.timeout_in_s)))
-    if facts.endless is not None:
-        moves = facts.endless.moves
-        told.append(("endless", f"yes; workers lost in a row: {moves:,}" if moves else "yes"))
+    if facts.is_endless:
+        told.append(("endless", f"yes; workers lost in a row: {facts.moves:,}" if facts.moves else "yes"))
     if facts.deadline_in_s is not None:
         told.append(("execution_timeout ends", moment(facts.deadline_in_s)))
     if facts.last_error and facts.state is not _S.FAILED and facts.state is not _S.UP_FOR_RETRY:

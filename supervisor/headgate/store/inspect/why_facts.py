@@ -18,7 +18,6 @@ from headgate.protocol.messages.rules import Rule, SignalRule, rule_name
 from headgate.scheduling import signal_rules
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
-    EndlessFacts,
     Pool,
     RuleFacts,
     RunState,
@@ -377,7 +376,8 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         rules=_rules(tx, task.id, spec, is_open=row.run_state not in ("success", "failed")),
         is_ending=bool(row.is_ending),
         old_owner=supervisor(tx, row.old_owner_id, liveness=liveness),
-        endless=EndlessFacts(row.moves) if row.is_endless else None,
+        is_endless=bool(row.is_endless),
+        moves=row.moves if row.is_endless else 0,
         begins_in_s=_until(tx.now, row.begins_at),
     )
 

@@ -64,7 +64,7 @@ def _free(line: PoolLine) -> Cell:
 
 COLUMNS = (
     Column("supervisor", lambda one: one.epoch, is_number=True),
-    Column("state", lambda one: State("draining" if one.is_draining else one.state)),
+    Column("state", lambda one: State(one.shown_state)),
     Column("host", lambda one: one.hostname),
     Column("process", lambda one: str(one.pid)),
     Column("heartbeat", lambda one: f"{max(0.0, one.heartbeat_age_s):.1f} s ago", is_number=True),
