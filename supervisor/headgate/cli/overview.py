@@ -75,7 +75,7 @@ def _supervisor(each: Supervisor, statuses: dict[int, PublishedStatus]) -> Seque
         str(each.epoch),
         each.hostname,
         str(each.pid),
-        "draining" if each.is_draining else each.state,
+        each.shown_state,
         f"{owned:,} of {each.capacity:,}",
         f"{each.tasks:,} of {each.workers:,}" if each.workers else "",
         "" if published is None else published.unreadable or published.status.runner_told(),
@@ -87,13 +87,12 @@ def _stream(line: StreamLine) -> Sequence[Any]:
     from rich.text import Text
 
     live = line.live
-    held = None if live is None else hold_text(live.held, live.held_since, live.held_by)
     return (
         line.name,
         f"{line.subscribers - line.missing} of {line.subscribers}" if line.missing else str(line.subscribers),
-        "" if live is None else lag_text(live.lag, live.lag_unit) or "",
+        lag_text(live) or "",
         "" if live is None else f"{live.in_flight:,}",
-        Text(held or "", "yellow"),
+        Text(hold_text(live) or "", "yellow"),
         "" if line.stored_at is None else age(line.stored_at),
     )
 

@@ -123,7 +123,7 @@ def test_what_a_newer_supervisor_says_is_read_as_far_as_it_is_known(store: Store
     assert (found.status.runner, found.status.owned, found.unreadable) == ("resting", 3, None)
     live = store.inspect.streams()[0].live
     assert live is not None
-    assert (live.lag, live.lag_unit, live.held, lag_text(live.lag, live.lag_unit)) == (
+    assert (live.lag, live.lag_unit, live.held, lag_text(live)) == (
         7,
         "pages",
         "full moon",

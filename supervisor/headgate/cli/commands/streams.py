@@ -41,22 +41,12 @@ LOOK_INTERVAL_S = 0.1
 app = typer.Typer(help="Shared streams: who reads each, who runs it, and who holds it up.", no_args_is_help=True)
 
 
-def lag_of(live: LiveStream) -> str | None:
-    """Return how far a stream is behind; None if that is not known."""
-    return lag_text(live.lag, live.lag_unit)
-
-
-def hold_of(live: LiveStream) -> str | None:
-    """Return why a stream pulls nothing, for whom, and since when; None if it does."""
-    return hold_text(live.held, live.held_since, live.held_by)
-
-
 _SHOWN: tuple[Column, ...] = (
     *("id", "name", "queue", "triggerer_id", "subscribers"),
     ("missing", lambda line: line.missing or None),
-    ("lag", lambda line: None if line.live is None else lag_of(line.live)),
+    ("lag", lambda line: lag_text(line.live)),
     ("in flight", lambda line: None if line.live is None else line.live.in_flight or None),
-    ("held by", lambda line: line.unreadable if line.live is None else hold_of(line.live)),
+    ("held by", lambda line: line.unreadable if line.live is None else hold_text(line.live)),
     *("stored_at", "last_error"),
 )
 _SUBSCRIBERS_SHOWN: tuple[Column, ...] = (
@@ -231,12 +221,12 @@ def _moment(seconds: float) -> datetime:
 
 def _live_fields(live: LiveStream) -> dict[str, Any]:
     return {
-        "lag": lag_of(live),
+        "lag": lag_text(live),
         "in_flight": live.in_flight,
         "queued": live.queued,
         "lanes": live.lanes,
         "subscribers": f"{live.online} online" + (f", {live.absent} absent" if live.absent else ""),
-        "held_by": hold_of(live),
+        "held_by": hold_text(live),
         "oldest_in_flight": live.oldest_at,
         "advanced": f"{live.acked:,} accepted, {live.failed:,} failed, {live.rejected:,} rejected",
         "opened_anew": live.ended,

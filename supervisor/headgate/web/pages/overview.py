@@ -71,14 +71,14 @@ _LISTS = {
 
 def lag(line: StreamLine) -> Cell:
     """Return how far a stream is behind, as its supervisor says."""
-    return None if line.live is None else lag_text(line.live.lag, line.live.lag_unit)
+    return lag_text(line.live)
 
 
 def held_by(line: StreamLine) -> Cell:
     """Return who holds a stream up, why and since when, as its supervisor says; or why that cannot be read."""
     if line.unreadable is not None:
         return Error(line.unreadable)
-    return None if line.live is None else hold_text(line.live.held, line.live.held_since, line.live.held_by)
+    return hold_text(line.live)
 
 
 def stream_state(line: StreamLine) -> Cell:
