@@ -27,6 +27,7 @@ from headgate.store.db.times import read
 from headgate.store.db.transaction import Tx
 from headgate.store.errors import CursorRefused, NoSuchWatcher, ValueRefused
 from headgate.store.tables import asset_watcher, trigger, trigger_event, triggerer
+from headgate.store.triggers.watchers import check_known
 
 BATCH_EVENTS_MAX = 1_000  # read at once; each may have a payload of 1 MiB
 BATCH_EVENTS = 100  # if the caller does not say
@@ -225,9 +226,7 @@ def check_is_cursor(after: object) -> None:
 def check_cursor(tx: Tx, watcher: str, after: Cursor) -> None:
     """Raise `NoSuchWatcher` if no watcher has or had this name, `CursorRefused` if the cursor is not one of its own."""
     check_is_cursor(after)
-    named = select(asset_watcher.c.trigger_id).where(asset_watcher.c.name == watcher)
-    if tx.connection.execute(named.limit(1)).first() is None:
-        raise NoSuchWatcher(watcher)
+    check_known(tx, watcher)
     if after.trigger_id < 0 or after.event_id < 0:
         raise CursorRefused(after, "no id is negative")
     if after.trigger_id == 0:

@@ -10,8 +10,9 @@ from sqlalchemy import ColumnElement, and_, func, select, true
 
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
-from headgate.store.errors import NoSuchRow, NoSuchWatcher
+from headgate.store.errors import NoSuchRow
 from headgate.store.tables import asset_watcher, redelivery, trigger_event
+from headgate.store.triggers.watchers import check_known
 
 # Transactions that overlap commit ids that are not in the order of their times: by no more than a few large slices.
 UNORDERED_IDS_MAX = 10_000
@@ -51,14 +52,10 @@ _ROWS = select(
 class EventInspection(Verbs):
     """The queries about stored events."""
 
-    def newest_events(self, *, watcher: str | None = None, limit: int) -> list[EventRow]:
-        """Return the newest ``limit`` events by id, the oldest of them first. Raises `NoSuchWatcher`."""
-        if watcher is not None and not self._is_or_was_watcher(watcher):
-            raise NoSuchWatcher(watcher)
-        return self._newest(watcher, limit)
-
     @reading
-    def _newest(self, tx: Tx, watcher: str | None, limit: int) -> list[EventRow]:
+    def newest_events(self, tx: Tx, *, watcher: str | None = None, limit: int) -> list[EventRow]:
+        """Return the newest ``limit`` events by id, the oldest of them first. Raises `NoSuchWatcher`."""
+        check_known(tx, watcher)
         which = true() if watcher is None else asset_watcher.c.name == watcher
         statement = _ROWS.where(which).order_by(trigger_event.c.id.desc()).limit(limit)
         return [EventRow(**row._mapping) for row in tx.connection.execute(statement)][::-1]
@@ -105,8 +102,7 @@ class EventInspection(Verbs):
         may be committed out of their order on PostgreSQL, so this is no way to follow the log;
         `headgate.store.consuming.reading` is.
         """
-        if watcher is not None and not self._is_or_was_watcher(watcher):
-            raise NoSuchWatcher(watcher)
+        self._check_known(watcher)
         if since is not None:
             after_id = max(after_id, self.id_before(since))
         return self._iterate_events(watcher, limit, after_id, since)
@@ -125,9 +121,8 @@ class EventInspection(Verbs):
             left = None if left is None else left - len(batch)
 
     @reading
-    def _is_or_was_watcher(self, tx: Tx, name: str) -> bool:
-        named = select(asset_watcher.c.id).where(asset_watcher.c.name == name).limit(1)
-        return tx.connection.execute(named).first() is not None
+    def _check_known(self, tx: Tx, watcher: str | None) -> None:
+        check_known(tx, watcher)
 
     @reading
     def _batch(self, tx: Tx, watcher: str | None, after_id: int, limit: int, since: datetime | None) -> list[EventRow]:

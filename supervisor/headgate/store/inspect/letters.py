@@ -11,10 +11,11 @@ from sqlalchemy import ColumnElement, and_, func, select
 from headgate.protocol.messages.runner import LetterContent
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
-from headgate.store.errors import NoSuchRow, NoSuchWatcher
+from headgate.store.errors import NoSuchRow
 from headgate.store.ids import LetterAction, LetterState
 from headgate.store.inspect.dags import NEWEST_SHOWN
 from headgate.store.tables import asset_watcher, dead_letter, letter_action
+from headgate.store.triggers.watchers import check_known
 
 UNRESOLVED: tuple[LetterState, ...] = ("open", "at_broker", "redriving")  # the states in which something is to be done
 
@@ -135,7 +136,7 @@ class LetterInspection(Verbs):
         beyond_id: int | None = None,
     ) -> list[DeadLetterRow]:
         """Return the newest dead letters, newest first, from ``beyond_id`` downwards."""
-        _check(tx, which)
+        check_known(tx, which.watcher)
         statement = select(*_LETTER_COLUMNS).select_from(_LETTERS).where(which.condition())
         if beyond_id is not None:
             statement = statement.where(dead_letter.c.id < beyond_id)
@@ -165,7 +166,7 @@ class LetterInspection(Verbs):
     @reading
     def count_letters(self, tx: Tx, which: LetterFilter) -> list[LetterCount]:
         """Count the dead letters by watcher, content and state."""
-        _check(tx, which)
+        check_known(tx, which.watcher)
         by = (asset_watcher.c.name.label("watcher"), dead_letter.c.content, dead_letter.c.state)
         numbers = (
             func.count().label("letters"),
@@ -183,11 +184,3 @@ class LetterInspection(Verbs):
         between = (dead_letter.c.id > after_id, dead_letter.c.id <= up_to_id)
         statement = select(dead_letter.c.id).where(which.condition(), *between).order_by(dead_letter.c.id).limit(limit)
         return list(tx.connection.execute(statement).scalars())
-
-
-def _check(tx: Tx, which: LetterFilter) -> None:
-    if which.watcher is None:
-        return
-    named = select(asset_watcher.c.id).where(asset_watcher.c.name == which.watcher).limit(1)
-    if tx.connection.execute(named).first() is None:
-        raise NoSuchWatcher(which.watcher)

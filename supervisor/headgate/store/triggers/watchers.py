@@ -73,6 +73,14 @@ def trigger_of_watcher(tx: Tx, name: str) -> int:
     return int(found)
 
 
+def check_known(tx: Tx, name: str | None) -> None:
+    """Raise `NoSuchWatcher` for a name that no watcher has or had."""
+    if name is not None:
+        named = select(asset_watcher.c.id).where(asset_watcher.c.name == name).limit(1)
+        if tx.connection.execute(named).first() is None:
+            raise NoSuchWatcher(name)
+
+
 class Feed(NamedTuple):
     """What the new events of a watcher go to, beside the log: an asset, and a key of signals. Either may be None."""
 
