@@ -79,6 +79,13 @@ def check_name(what: str, text: object, chars_max: int = NAME_CHARS_MAX) -> None
         raise ValueError(f"{what} must have 1..{chars_max} printable characters, not {text[:chars_max]!r}")
 
 
+def check_names(**given: object) -> None:
+    """Check those of these names that are given, each as `check_name`."""
+    for what, text in given.items():
+        if text is not None:
+            check_name(what, text)
+
+
 def check_choice(what: str, text: object, words: tuple[str, ...], prefixes: tuple[str, ...] = ()) -> None:
     """Raise ValueError unless ``text`` is one of these words, or one of the prefixes with a name behind it."""
     is_named = isinstance(text, str) and any(text.startswith(each) and len(text) > len(each) for each in prefixes)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import structlog
 
-from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name, check_names
 from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, message_key
 from headgate.brokers.clients.mqtt_client import (
     TROUBLE,
@@ -77,10 +77,9 @@ class MqttProducer(ThreadedProducer):
         **limits: Any,
     ) -> None:
         super().__init__(connection, **limits)
-        names = {"topic": topic, "client_id": client_id, "group": group, "dead_letter": dead_letter}
-        for what, text in names.items():
-            if text is not None or what in ("topic", "client_id"):
-                check_name(what, text)
+        check_name("topic", topic)
+        check_name("client_id", client_id)
+        check_names(group=group, dead_letter=dead_letter)
         if topic.startswith("$share/"):
             raise ValueError("topic must be one without $share/: give the name of the shared subscription as group")
         if group is not None and set("/+#") & set(group):
@@ -181,11 +180,6 @@ class MqttProducer(ThreadedProducer):
 
     def _refuse_no_acknowledgements(self) -> None:
         self._drop("the broker grants quality of service 0: messages have no acknowledgement, and are lost in a crash")
-
-    def _drop(self, problem: str) -> None:
-        if not self._accepts_drop:
-            raise BrokerMisconfigured(f"{self.name}: {problem}; accept_drop=true reads it all the same")
-        self.warn(problem)
 
     def _note_new_session(self) -> None:
         if self._has_connected:

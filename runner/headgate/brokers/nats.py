@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from headgate.brokers.broker_errors import BrokerSourceMissing
-from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name, check_names
 from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of
 from headgate.brokers.clients.nats_client import TROUBLE, UNREADABLE, ApiError, NatsClient, NatsLost, sent_bytes
 from headgate.brokers.threaded import (
@@ -78,9 +78,7 @@ class JetStreamProducer(ThreadedProducer):
             check_name(what, text)
             if FORBIDDEN & set(text):
                 raise ValueError(f"{what} must have no dots, spaces, slashes, * and >, not {text!r}")
-        for what, each in (("subject", subject), ("dead_letter", dead_letter)):
-            if each is not None:
-                check_name(what, each)
+        check_names(subject=subject, dead_letter=dead_letter)
         if subject is not None and not create:
             raise ValueError("subject is that of a consumer that is made: give create=True, too")
         check_choice("body", body, BODIES)
@@ -222,11 +220,6 @@ class JetStreamProducer(ThreadedProducer):
         given = [name for name, value in limits.items() if value > 0]
         if given and (config.get("discard", "old") == "old" or "max_age" in given):
             self.warn(f"the stream drops its oldest messages, also those that are not read ({', '.join(given)})")
-
-    def _drop(self, problem: str) -> None:
-        if not self._accepts_drop:
-            raise BrokerMisconfigured(f"{self.name}: {problem}; accept_drop=true reads it all the same")
-        self.warn(problem)
 
     def _check_place(self, subject: str) -> None:
         found = self._ask("STREAM.NAMES", {"subject": subject}).get("streams") or []

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from headgate.brokers.broker_errors import BrokerSourceMissing
-from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name, check_names
 from headgate.brokers.clients.bodies import KEY_CHARS_MAX, decoded_body
 from headgate.brokers.clients.postgres_client import (
     TROUBLE,
@@ -92,10 +92,9 @@ class PostgresOutboxProducer(ThreadedProducer):
         **limits: Any,
     ) -> None:
         super().__init__(connection, **limits)
-        named = {"notify": notify, "dead_letter": dead_letter, "where": where}
-        given = {what: text for what, text in named.items() if text is not None}
-        for what, text in {"table": table, "id": id, "reader": reader, **given}.items():
+        for what, text in {"table": table, "id": id, "reader": reader}.items():
             check_name(what, text)
+        check_names(notify=notify, dead_letter=dead_letter, where=where)
         check_choice("body", body, ("row",), ("json:",))
         check_choice("lane", lane, ("table", "message"), ("column:",))
         check_choice("then", then, ("delete",), ("set:",))
@@ -174,11 +173,6 @@ class PostgresOutboxProducer(ThreadedProducer):
             self.warn("the connection goes through a pooler, which must pool by session, not by transaction")
         if client.is_readable_on_the_way:
             self.warn("the connection is not encrypted: sslmode=verify-full in its query encrypts and checks it")
-
-    def _drop(self, problem: str) -> None:
-        if not self._accepts_drop:
-            raise BrokerMisconfigured(f"{self.name}: {problem}; accept_drop=true reads it all the same")
-        self.warn(problem)
 
     def _lock(self) -> None:
         """Become the one session that reads the table. Raises `PostgresPasses` while another one is."""

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name, check_names
 from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, message_key
 from headgate.brokers.clients.rabbitmq_client import (
     REFUSED,
@@ -84,10 +84,8 @@ class RabbitProducer(ThreadedProducer):
         **limits: Any,
     ) -> None:
         super().__init__(connection, **limits)
-        names = {"queue": queue, "dead_letter": dead_letter, "dead_letter_exchange": dead_letter_exchange}
-        for what, text in names.items():
-            if text is not None or what == "queue":
-                check_name(what, text)
+        check_name("queue", queue)
+        check_names(dead_letter=dead_letter, dead_letter_exchange=dead_letter_exchange)
         if dead_letter == queue:
             raise ValueError("dead_letter must be another queue than the one that is read")
         if key is not None:

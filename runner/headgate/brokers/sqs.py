@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
+from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name, check_names
 from headgate.brokers.clients.bodies import decoded_body, event_of
 from headgate.brokers.clients.sqs_client import BATCH_MAX, RECEIVE_S_MAX, TROUBLE, SqsClient, SqsPasses, Workers
 from headgate.brokers.threaded import (
@@ -92,9 +92,8 @@ class SqsProducer(ThreadedProducer):
         **limits: Any,
     ) -> None:
         super().__init__(connection, **limits)
-        for what, text in (("queue", queue), ("account", account), ("dead_letter", dead_letter)):
-            if text is not None or what == "queue":
-                check_name(what, text)
+        check_name("queue", queue)
+        check_names(account=account, dead_letter=dead_letter)
         if dead_letter == queue:
             raise ValueError("dead_letter must be another queue than the one that is read")
         if dead_letter is not None and dead_letter.endswith(FIFO) != queue.endswith(FIFO):

@@ -86,6 +86,7 @@ class ThreadedProducer(CheckedProducer):
     # Whether a message that is left to the broker unacknowledged takes the room of another one there (a prefetch).
     left_takes_room: ClassVar[bool] = False
     keeps_rejected = False
+    _accepts_drop = False
 
     def __init__(
         self,
@@ -174,6 +175,12 @@ class ThreadedProducer(CheckedProducer):
             self.acknowledge(placed)
         if why is not None:
             raise PlaceRefuses(str(why), refused)
+
+    def _drop(self, problem: str) -> None:
+        """Refuse a source that loses messages, unless the user has said that it is to be read all the same."""
+        if not self._accepts_drop:
+            raise BrokerMisconfigured(f"{self.name}: {problem}; accept_drop=true reads it all the same")
+        self.warn(problem)
 
     def leave(self, messages: Sequence[Received]) -> None:
         """Note that these stay unacknowledged on this connection; for a broker that wants acknowledgements in order."""
