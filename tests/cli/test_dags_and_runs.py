@@ -157,9 +157,9 @@ def test_runs_are_listed_newest_first_by_state_and_page(call_database: Any, etl:
     assert len(names("--state", "running", "--state", "queued")) == 5
     assert len(names("--since", "1h")) == 5
     assert names("--since", "2100-01-01") == []
-    assert "There are more than these 2" in call_database("runs", "list", "--limit", "2").out
+    assert "There are more than 2" in call_database("runs", "list", "--limit", "2").out
     as_json = call_database("runs", "list", "--limit", "2", "--json")
-    assert (len(as_json.rows()), as_json.err) == (2, "There are more than these 2: --limit and --all show them.\n")
+    assert (len(as_json.rows()), as_json.err) == (2, "There are more than 2: --limit and --all show them.\n")
     assert "There are more" not in call_database("runs", "list", "--limit", "5").out
     assert call_database("runs", "list", "--since", "yesterday").code == 2
     assert call_database("runs", "list", "--state", "done").code == 2

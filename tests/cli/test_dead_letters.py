@@ -381,14 +381,14 @@ def test_a_message_that_its_trigger_still_cannot_take_is_a_failure(
     assert done.code == 1
     assert {row["id"]: row.get("state") for row in done.rows()} == {bad: None, good: "redriven"}
     assert f"dead letter {bad} is open again" in done.err
-    assert "1 dead letters could not be redriven; they are as before" in done.err
+    assert "1 dead letter could not be redriven; nothing was changed there" in done.err
 
 
 def test_messages_that_no_trigger_takes_stay_on_their_way(call_database: Any, failing: Failing) -> None:
     numbers = bury_messages(failing, "a", "b")
     done = call_database("dlq", "redrive", "--content", "message", "--wait", "0")
     assert (done.code, done.out) == (1, "on their way: 2\n")
-    assert "2 messages wait for their triggers, which get them as soon as they run" in done.err
+    assert "2 messages on the way to their triggers, which get them as soon as they run" in done.err
     listed = call_database("dlq", "list", "--state", "redriving", "--json").rows()
     assert sorted(row["id"] for row in listed) == numbers
     assert "redriving" in call_database("dlq", "list").out

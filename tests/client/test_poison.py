@@ -104,7 +104,7 @@ def test_with_no_limit_the_event_is_handed_over_again_and_again(watched: Watched
     assert row(watched).failures == 19  # the first batch had two events
     watched.store.consumers.set_max_deliveries("billing", 1)
     assert drain(consumer) == ["bad", ["b"]]
-    with pytest.raises(ValueRefused, match="0 \\(without limit\\) or more: -1"):
+    with pytest.raises(ValueRefused, match="from 1 to 1,000, or 0 for no limit: -1"):
         watched.store.consumers.set_max_deliveries("billing", -1)
 
 

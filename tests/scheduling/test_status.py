@@ -115,7 +115,13 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
     ("attention", "quarantine", troubled(TroubledTrigger("a", "it", hold="quarantine")), "harm to others", "why a"),
     ("notice", "paused", troubled(TroubledTrigger("a", "it", hold="paused", stream="s")), "paused by a user", "why a"),
     ("broken", "tasks_wait_timed_out", late("wait_timed_out"), "the longest for 2 min: etl r1 b", "why etl r1 b"),
-    ("broken", "tasks_deadline_over", late("deadline_over"), "2 tasks that run although", "why etl r1 b"),
+    (
+        "broken",
+        "tasks_deadline_over",
+        late("deadline_over"),
+        "2 tasks at work beyond an execution_timeout",
+        "why etl r1 b",
+    ),
     ("broken", "tasks_retry_due", late("retry_due"), "another try", "why etl r1 b"),
     ("broken", "tasks_owner_gone", late("owner_gone"), "supervisors that are gone", "why etl r1 b"),
     ("attention", "tasks_scheduled", late("scheduled"), "free worker or pool", "why etl r1 b"),
@@ -221,6 +227,20 @@ def test_a_problem_is_named_with_its_severity_and_what_to_look_at(
     assert exit_code([problem]) == {"broken": 2, "attention": 1, "notice": 0}[severity]
 
 
+@pytest.mark.parametrize(
+    ("waiting", "reason", "words"),
+    [
+        ("trigger_queues", "queue_unserved", "serve the queue"),
+        ("task_queues", "tasks_unserved", "run tasks of the queue"),
+    ],
+)
+def test_a_queue_that_only_a_supervisor_that_drains_serves_is_told(waiting: str, reason: str, words: str) -> None:
+    supervisors = (*UP, sup(epoch=2, queues=("gpu",), is_draining=True))
+    told, draining = problems(StatusFacts(supervisors, **{waiting: ("gpu",)}))  # type: ignore[arg-type]
+    assert (told.severity, told.reason, draining.reason) == ("attention", reason, "draining")
+    assert f"only supervisors that drain {words} 'gpu', in which " in told.text
+
+
 def test_everything_is_well() -> None:
     facts = StatusFacts(UP, trigger_queues=QUEUE, task_queues=QUEUE, has_active_runs=True)
     assert problems(facts) == []
@@ -247,13 +267,16 @@ def test_what_nobody_serves_is_not_told_again_as_unclaimed() -> None:
     waiting = (Unclaimed("a", "gpu", 70.0),)
     found = problems(StatusFacts(UP, trigger_queues=("gpu",), unclaimed=waiting))
     assert [problem.reason for problem in found] == ["queue_unserved"]
+    drains = (*UP, sup(epoch=2, queues=("gpu",), is_draining=True))
+    found = problems(StatusFacts(drains, trigger_queues=("gpu",), unclaimed=waiting))
+    assert [problem.reason for problem in found] == ["queue_unserved", "draining"]
 
 
 def test_only_some_streams_have_a_sentence_of_their_own() -> None:
     each = [TroubledTrigger(f"w{number}", "x", 9, stream=f"s{number}") for number in range(STREAMS_TOLD_MAX + 3)]
     *_, last = found = problems(troubled(*each))
     assert len(found) == STREAMS_TOLD_MAX + 1
-    assert last.text == "3 other streams wait for subscribers that are absent"
+    assert last.text == "3 other streams with subscribers that are absent"
     assert len(last.details) == 3
 
 

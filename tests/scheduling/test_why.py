@@ -18,12 +18,10 @@ from headgate.scheduling.why import (
     Supervisor,
     TaskFacts,
     TriggerFacts,
-    command,
-    shortened,
-    span,
 )
 from headgate.scheduling.why_tasks import explain_task
 from headgate.scheduling.why_triggers import explain_trigger
+from headgate.scheduling.words import command, shortened, span
 
 S = TaskState
 

@@ -20,7 +20,7 @@ from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.metrics.asking import AWAY_S_MAX, Loop, Report
 from headgate.supervisor.metrics.figures import Figures
 from headgate.supervisor.metrics.service_manager import ServiceManager
-from headgate.supervisor.reporting import DATABASE_LOOK_S, Reported, Reporter
+from headgate.supervisor.reporting import DATABASE_LOOK_S, STATUS_INTERVAL_S, Reported, Reporter
 from headgate.supervisor.triggers.leases import Identity
 
 
@@ -168,6 +168,24 @@ def test_a_turn_is_measured_and_nothing_is_asked_of_the_database_for_nobody(repo
     assert turns.total == pytest.approx(0.3)
 
 
+def test_systemd_is_told_how_it_is_without_a_watchdog(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        reporting = Reporting(world, monkeypatch, ServiceManager({"NOTIFY_SOCKET": systemd.getsockname()}))
+        reporting.turn()
+        assert systemd.recv(4096) == b"STATUS=no lease yet; the runner is absent"
+        reporting.on.start_runner()
+        reporting.world.now += STATUS_INTERVAL_S
+        assert reporting.reporter.wake_at() <= reporting.world.now
+        reporting.turn()
+        assert systemd.recv(4096) == b"READY=1"
+        assert systemd.recv(4096) == b"STATUS=0 triggers, 0 steps of tasks"
+        reporting.reporter.close()
+        reporting.selector.close()
+
+
 def test_systemd_is_told_that_it_is_ready_that_it_turns_and_that_it_stops(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -185,7 +203,7 @@ def test_systemd_is_told_that_it_is_ready_that_it_turns_and_that_it_stops(
         reporting.world.now += 10.0
         reporting.turn()
         assert systemd.recv(4096) == b"WATCHDOG=1"
-        assert systemd.recv(4096) == b"STATUS=0 triggers, 0 steps of tasks run"
+        assert systemd.recv(4096) == b"STATUS=0 triggers, 0 steps of tasks"
         reporting.on.core.drain(world.now)
         reporting.turn()
         assert systemd.recv(4096) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=12000000"

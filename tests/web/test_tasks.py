@@ -14,7 +14,7 @@ from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages.dags import TaskSpec
 from headgate.protocol.messages.maps import MapSpec, Values
-from headgate.scheduling.why import command
+from headgate.scheduling.words import command
 from headgate.store.store import Store
 from headgate.store.tables import task_instance
 from headgate.web.pages.overview import place_of

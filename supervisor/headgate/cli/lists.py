@@ -111,4 +111,4 @@ def print_pages(
         print_table(rows, columns if wide else shown, wide=wide)
     if not everything and next(found, None) is not None:
         told = sys.stderr if as_json else sys.stdout
-        print(f"There are more than these {limit}: --limit and --all show them.", file=told)
+        print(f"There are more than {limit}: --limit and --all show them.", file=told)

@@ -20,7 +20,7 @@ import msgspec
 
 from headgate.cli.output import json_line, readable
 from headgate.presentation.moments import age, exact
-from headgate.scheduling.error_text import error_line
+from headgate.scheduling.words import error_line
 
 ROWS_SHOWN_MAX = 1000  # rows of a table: people read no more, and a table is laid out in memory
 CELL_CHARS_MAX = 200  # of one cell of a table; JSON lines have everything

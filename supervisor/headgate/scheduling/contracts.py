@@ -20,7 +20,8 @@ from headgate.protocol.messages.schedules import (
     Schedule,
     SignalSchedule,
 )
-from headgate.scheduling.why import Answer, Supervisor, counted, moment, passed_over
+from headgate.scheduling.why import Answer, Supervisor, passed_over
+from headgate.scheduling.words import counted, moment
 
 PAYLOAD_BYTES_PER_RUN_MAX = 8 * 1024 * 1024  # of all its events together: they go to the worker in one frame of 16 MiB
 

@@ -27,7 +27,8 @@ from headgate.scheduling.status_facts import (
     TroubledTrigger,
     Undecided,
 )
-from headgate.scheduling.why import HEADGATE_UP, alive, command, counted, some, span
+from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive
+from headgate.scheduling.words import command, counted, some, span, times
 
 FAILURES_BROKEN_MIN = 3  # of a subscriber: from then on a stream that waits for it stands still, and not only hesitates
 STREAMS_TOLD_MAX = 4  # each with a sentence of its own; the others are counted
@@ -168,30 +169,39 @@ def _draining(facts: StatusFacts) -> list[Problem]:
 
 def _queues(facts: StatusFacts) -> list[Problem]:
     living = alive(facts.supervisors)
-    if not living:
-        return []
+    if all(one.is_draining for one in living):
+        return []  # `_supervisors` or `_draining` says so
     found = []
-    served = {queue for one in living for queue in one.queues}
-    for queue in sorted({*facts.trigger_queues} - served):
-        text = f"no living supervisor serves the queue {queue!r}, in which triggers wait"
-        found.append(Problem("broken", "queue_unserved", text, command("triggers", "list", "--queue", queue)))
-    served = {queue for one in living if one.workers for queue in one.queues}
-    for queue in sorted({*facts.task_queues} - served):
-        text = f"no living supervisor runs tasks of the queue {queue!r}, in which some wait"
-        found.append(Problem("broken", "tasks_unserved", text, "headgate tasks list --state scheduled"))
-    if facts.has_active_runs and not any(one.workers for one in living):
+    for queue in sorted(facts.trigger_queues):
+        for severity, who in _lack(queue, living, "serves", "serve"):
+            text = f"{who} the queue {queue!r}, in which triggers wait"
+            found.append(Problem(severity, "queue_unserved", text, command("triggers", "list", "--queue", queue)))
+    with_workers = [one for one in living if one.workers]
+    for queue in sorted(facts.task_queues):
+        for severity, who in _lack(queue, with_workers, "runs", "run"):
+            text = f"{who} tasks of the queue {queue!r}, in which some wait"
+            found.append(Problem(severity, "tasks_unserved", text, "headgate tasks list --state scheduled"))
+    if facts.has_active_runs and not with_workers:
         text = "runs are active, and the supervisors that are alive run triggers alone"
         found.append(Problem("broken", "no_workers", text, HEADGATE_UP))
     return found
+
+
+def _lack(queue: str, living: Sequence[Supervisor], serves: str, serve: str) -> list[tuple[Severity, str]]:
+    """Return who alone serves a queue, and how bad that is; nothing if somebody takes new work from it."""
+    serving = [one for one in living if queue in one.queues]
+    if not serving:
+        return [("broken", f"no living supervisor {serves}")]
+    return [("attention", f"only supervisors that drain {serve}")] if all(one.is_draining for one in serving) else []
 
 
 def _unclaimed(facts: StatusFacts) -> list[Problem]:
     """Return a problem for each queue with triggers that nobody has, though a supervisor serves it."""
     found = []
     for queue in sorted({one.queue for one in facts.unclaimed}):
-        serving = [one for one in alive(facts.supervisors) if queue in one.queues]
+        serving = [one for one in alive(facts.supervisors) if queue in one.queues and not one.is_draining]
         if not serving:
-            continue  # `_supervisors` or `_queues` says so
+            continue  # `_supervisors`, `_draining` or `_queues` says so
         waiting = [one for one in facts.unclaimed if one.queue == queue]
         oldest = max(waiting, key=lambda one: one.age_s)
         streams = sorted({one.stream for one in waiting if one.stream is not None})
@@ -228,7 +238,7 @@ def _streams(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
     found.sort(key=lambda problem: SEVERITIES.index(problem.severity))
     more = found[STREAMS_TOLD_MAX:]
     if more:
-        text = f"{counted_rows(more, 'other stream')} wait for subscribers that are absent"
+        text = f"{counted_rows(more, 'other stream')} with subscribers that are absent"
         lines = tuple(problem.text for problem in more)
         found[STREAMS_TOLD_MAX:] = [Problem(more[0].severity, "stream_waits", text, "headgate streams list", lines)]
     return found
@@ -288,11 +298,11 @@ def _pools(missing: Sequence[MissingPool]) -> list[Problem]:
 
 def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
     words: list[tuple[Severity, str, str]] = [
-        ("broken", "owner_gone", "belong to supervisors that are gone, and nobody has taken them over"),
-        ("broken", "wait_timed_out", "wait for a trigger although their waits have timed out"),
-        ("broken", "deadline_over", "run although their execution_timeout is over"),
-        ("broken", "retry_due", "are due for another try that does not begin"),
-        ("attention", "scheduled", "wait for a free worker or pool"),
+        ("broken", "owner_gone", "of supervisors that are gone, not taken over by another"),
+        ("broken", "wait_timed_out", "in waits for triggers that have timed out"),
+        ("broken", "deadline_over", "at work beyond an execution_timeout"),
+        ("broken", "retry_due", "due for another try that does not begin"),
+        ("attention", "scheduled", "without a free worker or pool"),
     ]
     found = []
     for severity, reason, what in words:
@@ -300,7 +310,7 @@ def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
         if not tasks:
             continue
         worst = max(tasks, key=lambda one: one.late_s)
-        text = f"{counted_rows(tasks, 'task')} that {what}; the longest for {span(worst.late_s)}: {_named(worst)}"
+        text = f"{counted_rows(tasks, 'task')} {what}; the longest for {span(worst.late_s)}: {_named(worst)}"
         lines = tuple(f"{_named(one)}: {span(one.late_s)}" for one in tasks)
         found.append(
             Problem(severity, f"tasks_{reason}", text, command("why", worst.dag, worst.run_id, worst.task_id), lines)
@@ -342,8 +352,8 @@ def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
     failing = [one for one in troubled if one.failures]
     if failing:
         worst = max(failing, key=lambda one: one.failures)
-        times = "once" if worst.failures == 1 else f"{worst.failures:,} times"
-        text = f"{counted_rows(failing, 'consumer')} cannot take the next event: {worst.name}, {times}: {worst.error}"
+        text = f"{counted_rows(failing, 'consumer')} cannot take the next event: "
+        text += f"{worst.name}, {times(worst.failures)}: {worst.error}"
         lines = tuple(f"{one.name}: {one.failures:,}: {one.error}" for one in failing)
         severity: Severity = "broken" if worst.failures >= FAILURES_BROKEN_MIN else "attention"
         found.append(Problem(severity, "consumer_fails", text, "headgate consumers list --wide", lines))

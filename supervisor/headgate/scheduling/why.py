@@ -11,7 +11,6 @@ has not arrived. Its runner logs these, and the answer says in which log to look
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Literal
 
@@ -19,14 +18,12 @@ import msgspec
 
 from headgate.protocol.messages.dags import TaskState, TriggerRule
 from headgate.protocol.messages.rules import STARTING, Action
-from headgate.scheduling.error_text import error_line
+from headgate.scheduling.words import counted, moment, some, span
 
 HEADGATE_UP = "start `headgate up`"
 CLOCK_TOLERANCE_S = 1.0  # a heartbeat may be this much later than the transaction that looks at it
 RUNNER_ENDS_TOLD_MIN = 3  # within the time for which a supervisor counts them; fewer are no reason to look
 OWNED_COUNTED_MAX = 10_000  # of a supervisor's triggers, unless it matters whether it is at its capacity
-NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the list commands show all
-ERROR_CHARS_SHOWN_MAX = 300  # of an error in one sentence; `show` prints all of it
 
 RunState = Literal["queued", "running", "success", "failed"]
 SupervisorState = Literal["alive", "silent", "fenced", "ended", "gone"]  # gone: its process is no longer there
@@ -367,52 +364,6 @@ class Answer(msgspec.Struct, frozen=True):
     facts: tuple[tuple[str, str], ...]
     next: str
     errors: tuple[tuple[str, str], ...] = ()
-
-
-# --- words ---------------------------------------------------------------------------------------
-
-
-def span(seconds: float) -> str:
-    """Return a length of time as text, in its two largest units."""
-    seconds = abs(seconds)
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit_s, unit, part_s, part in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit_s:
-            rest = whole % unit_s // part_s
-            return f"{whole // unit_s} {unit}" + (f" {rest} {part}" if rest else "")
-    return f"{whole} s"
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number of things as text."""
-    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first names as text, and the number of the others."""
-    shown = ", ".join(names[:NAMES_SHOWN_MAX])
-    more = len(names) - NAMES_SHOWN_MAX
-    return f"{shown} and {more:,} more" if more > 0 else shown
-
-
-def command(*words: object) -> str:
-    """Return a command of headgate as a shell takes it, whatever the names in it are."""
-    return shlex.join(("headgate", *map(str, words)))
-
-
-def shortened(error: str | None) -> str:
-    """Return an error on one line, without its traceback, its end cut if it is long."""
-    text = error_line(error or "")
-    return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
-
-
-def moment(in_s: float | None) -> str:
-    """Return a moment relative to now: ``in 3 min``, ``2 s ago``, ``none``."""
-    if in_s is None:
-        return "none"
-    return f"in {span(in_s)}" if in_s >= 0 else f"{span(in_s)} ago"
 
 
 def answered(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.map_states import counts_text
 from headgate.scheduling.states import UNFINISHED
-from headgate.scheduling.why import Finding, GroupFacts, MapFacts, TaskFacts, command, shortened, some, span
+from headgate.scheduling.why import Finding, GroupFacts, MapFacts, TaskFacts
+from headgate.scheduling.words import command, shortened, some, span
 
 _S = TaskState
 _ABOUT = "the scheduler comes to it within a second"

@@ -19,16 +19,12 @@ from headgate.scheduling.why import (
     TaskStreamFacts,
     alive,
     answered,
-    command,
     gone,
-    moment,
     nobody_serves,
     owner_facts,
     passed_over,
-    shortened,
-    some,
-    span,
 )
+from headgate.scheduling.words import command, moment, shortened, some, span
 
 _S = TaskState
 # The answers by which the scheduler comes next, unless it has failed with the task; all others are nearer than that.

@@ -18,16 +18,11 @@ from headgate.scheduling.why import (
     TriggerFacts,
     alive,
     answered,
-    command,
-    counted,
     gone,
-    moment,
     nobody_serves,
     owner_facts,
-    shortened,
-    some,
-    span,
 )
+from headgate.scheduling.words import command, counted, moment, shortened, some, span
 
 
 def explain_trigger(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> Answer:

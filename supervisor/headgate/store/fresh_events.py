@@ -12,7 +12,7 @@ from sqlalchemy import and_, or_, select
 
 from headgate.protocol.messages.runner import FiredEvent
 from headgate.scheduling.states import TERMINAL
-from headgate.scheduling.why import command
+from headgate.scheduling.words import command
 from headgate.store.db.bulk import insert_new
 from headgate.store.db.engine import database_name
 from headgate.store.db.times import bound

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psutil
 import structlog
 
+from headgate.scheduling.words import counted
 from headgate.store.errors import StoreError
 from headgate.store.inspect.why_facts import Liveness
 from headgate.store.store import Store
@@ -99,8 +100,10 @@ class Reporter:
 
     def wake_at(self) -> float:
         """Return the time at which a turn is due even if nothing happens: systemd wants to hear that the loop turns."""
+        if not self._manager.is_there:
+            return math.inf
         watchdog_s = self._manager.watchdog_s
-        return math.inf if watchdog_s is None else self._told_at + watchdog_s / 3
+        return self._told_at + min(STATUS_INTERVAL_S, math.inf if watchdog_s is None else watchdog_s / 3)
 
     def turn_began(self) -> None:
         """The loop has waited, and begins a turn."""
@@ -139,7 +142,10 @@ class Reporter:
 
     def _status(self, now: float) -> str:
         failed = [words for holds, words in self._checks(now).values() if not holds]
-        return "; ".join(failed) or f"{self._core.assignments.running()} triggers, {self._steps()} steps of tasks run"
+        return (
+            "; ".join(failed)
+            or f"{counted(self._core.assignments.running(), 'trigger')}, {counted(self._steps(), 'step')} of tasks"
+        )
 
     # --- the report -------------------------------------------------------------------------------
 
@@ -150,9 +156,9 @@ class Reporter:
             gauges[catalogue.CHECK.name, (name,)] = holds
         gauges[catalogue.READY.name, ()] = all(holds for holds, _ in checks.values())
         counts = self._figures.counts()
-        of_streams, counted = stream_series(self._core.runner.told, time.time(), self._core.drift.level)
+        of_streams, counts_of_streams = stream_series(self._core.runner.told, time.time(), self._core.drift.level)
         gauges |= of_streams
-        counts |= counted
+        counts |= counts_of_streams
         for process, statistics in (("supervisor", statistics_of(self._process)), ("runner", runner)):
             if statistics is None:
                 del counts[catalogue.CPU.name, (process,)]

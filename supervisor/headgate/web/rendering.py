@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from headgate.presentation.moments import age, duration, exact
 from headgate.presentation.values import json_line, payload, readable
-from headgate.scheduling.error_text import error_line
+from headgate.scheduling.words import error_line
 from headgate.web import cells
 from headgate.web.states import look_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from tests.waiting import WITHIN_S
 
 from headgate.store.ids import TryName
-from headgate.supervisor.logs import task_log_files
+from headgate.supervisor.logs import task_log_files, task_logs
 from headgate.supervisor.logs.task_log_deletion import delete_logs
 from headgate.supervisor.logs.task_log_files import SEGMENT_SHARE_BYTES_MAX, follow, read, read_on, tries
 from headgate.supervisor.logs.task_logs import TaskLogs
@@ -71,6 +72,30 @@ def test_what_a_try_logs_beyond_its_share_is_in_a_file_of_its_own(logs: TaskLogs
     found = [event.partition(" ")[0] for _, event in events(tmp_path, 3)]
     assert found == [*map(str, range(100)), "the"]
     assert events(tmp_path, 4) == [(1, "a neighbour")]
+
+
+def test_a_refused_write_gives_a_try_no_larger_share(
+    logs: TaskLogs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "x" * 1000
+    for number in range(50):
+        logs.write(instance(3), at(number, f"{number} {line}"))
+    assert logs.flush(WITHIN_S)
+    monkeypatch.setattr(task_logs, "RETRY_WAIT_S", 0.0)
+    append, refusals = task_logs._File.append, [OSError(errno.ENOSPC, "full")]
+
+    def refuse_once(file: Any, data: bytes) -> None:
+        if refusals:
+            raise refusals.pop()
+        append(file, data)
+
+    monkeypatch.setattr(task_logs._File, "append", refuse_once)
+    for number in range(50):
+        logs.write(instance(3), at(number, f"{number} {line}"))
+    assert logs.flush(WITHIN_S)
+    assert refusals == []
+    assert (tmp_path / "etl/r/each/map/0/7.jsonl").stat().st_size < SEGMENT_SHARE_BYTES_MAX + 1000
+    assert len(events(tmp_path, 3)) == 100
 
 
 def test_what_two_supervisors_have_logged_is_merged_by_time(logs: TaskLogs, tmp_path: Path) -> None:

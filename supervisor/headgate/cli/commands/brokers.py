@@ -29,7 +29,7 @@ def check(
     """
     from headgate.cli.commands.watchers import encode_kwargs
     from headgate.protocol.messages.queries import GetConnection, SecretText
-    from headgate.scheduling.why import counted
+    from headgate.scheduling.words import counted
     from headgate.supervisor.children.checker import check_broker
     from headgate.supervisor.children.isolation import user_named
     from headgate.supervisor.children.process import environment_of_children

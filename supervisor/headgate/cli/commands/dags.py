@@ -15,7 +15,7 @@ from headgate.presentation.errors import without_own_frames
 from headgate.presentation.run_ids import run_id as checked_run_id
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
-from headgate.scheduling.error_text import error_line
+from headgate.scheduling.words import error_line
 
 if TYPE_CHECKING:
     from headgate.protocol.messages.dags import DagSpec, TaskSpec

@@ -31,7 +31,7 @@ from headgate.cli.output import json_line, payload
 from headgate.cli.progress import ProgressShown
 from headgate.cli.tables import Column, fields, print_block, print_table
 from headgate.protocol.values import encode_value
-from headgate.scheduling.error_text import error_line
+from headgate.scheduling.words import counted, error_line
 from headgate.store.errors import (
     DatabaseAway,
     LetterRefused,
@@ -474,8 +474,10 @@ class _Acting:
             )
         if waiting := counts.get("on their way"):
             raise CommandError(
-                f"{waiting:,} messages wait for their triggers, which get them as soon as they run: "
+                f"{counted(waiting, 'message')} on the way to their triggers, which get them as soon as they run: "
                 "`headgate why WATCHER` says why one does not run"
             )
         if "failed" in counts:
-            raise CommandError(f"{counts['failed']:,} dead letters could not be {self._verb}; they are as before")
+            raise CommandError(
+                f"{counted(counts['failed'], 'dead letter')} could not be {self._verb}; nothing was changed there"
+            )

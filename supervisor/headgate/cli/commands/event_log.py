@@ -18,7 +18,7 @@ from headgate.presentation.moments import exact
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.messages.runner import EVENT_BYTES_MAX
 from headgate.protocol.values import encode_value
-from headgate.scheduling.error_text import error_line
+from headgate.scheduling.words import counted, error_line
 
 if TYPE_CHECKING:
     from headgate.client import Event
@@ -191,4 +191,4 @@ def _of_letters(
         raise CommandError("say which events: either their ids or --all", exit_code=2)
     wanted: Iterable[int | None] = dict.fromkeys(events) if events else (None,)
     count = sum(verb(consumer, event_id) for event_id in wanted)
-    return "1 event" if count == 1 else f"{count:,} events"
+    return counted(count, "event")

@@ -14,6 +14,7 @@ from headgate.cli.invocation import CommandError, Invocation, invocation
 from headgate.cli.lists import JsonOption, LimitOption
 from headgate.cli.output import json_line
 from headgate.cli.progress import ProgressShown
+from headgate.scheduling.words import counted
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -190,20 +191,16 @@ def _replayed_as_text(path: Path, replayed: Replayed, frames: int, seconds: floa
     acts = sum(replayed.acts.values())
     kinds = ", ".join(f"{number:,} {act}" for act, number in replayed.acts.items())
     more = [
-        *([f"{_counted(acts, 'act')} of users or other supervisors taken from the log: {kinds}"] if acts else []),
+        *([f"{counted(acts, 'act')} of users or other supervisors taken from the log: {kinds}"] if acts else []),
         *([f"{replayed.skipped:,} frames before the first Hello passed over"] if replayed.skipped else []),
         *([f"{replayed.torn:,} torn records passed over"] if replayed.torn else []),
     ]
     return "; ".join(
         [
-            f"{path}: replayed clean: {_counted(replayed.frames, 'frame')} of "
-            f"{_counted(replayed.supervisors, 'supervisor')} and {_counted(replayed.runners, 'runner')} in "
-            f"{seconds:.1f} s; {_counted(replayed.rows, 'row')}, {replayed.redelivered:,} redelivered, "
-            f"{_counted(replayed.dead_letters, 'dead letter')}",
+            f"{path}: replayed clean: {counted(replayed.frames, 'frame')} of "
+            f"{counted(replayed.supervisors, 'supervisor')} and {counted(replayed.runners, 'runner')} in "
+            f"{seconds:.1f} s; {counted(replayed.rows, 'row')}, {replayed.redelivered:,} redelivered, "
+            f"{counted(replayed.dead_letters, 'dead letter')}",
             *more,
         ]
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

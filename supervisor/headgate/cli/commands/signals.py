@@ -34,6 +34,7 @@ from headgate.protocol.messages.signals import (
     SignalSend,
 )
 from headgate.protocol.values import encode_value
+from headgate.scheduling.words import counted
 
 if TYPE_CHECKING:
     from headgate.store.signals.reading import Signal
@@ -213,7 +214,7 @@ def forget(ctx: typer.Context, key: KeyArgument, namespace: NamespaceOption = DE
     """Delete a key that is not needed any more, with all its versions. They begin with 1 if it is used again."""
     with invocation(ctx).store() as store:
         kept = store.signals.forget(key, namespace)
-    print(f"forgot {key} with " + ("1 version" if kept == 1 else f"{kept:,} versions"))
+    print(f"forgot {key} with {counted(kept, 'version')}")
 
 
 @app.command()

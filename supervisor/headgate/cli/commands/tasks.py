@@ -18,6 +18,7 @@ from headgate.cli.tables import Column, fields, print_block, print_table
 from headgate.cli.task_lines import TASK_COLUMNS, instances_of
 from headgate.presentation.moments import duration
 from headgate.protocol.messages.dags import TaskState
+from headgate.scheduling.words import command, counted
 
 if TYPE_CHECKING:
     from headgate.store.inspect.runs import TaskDetail, TaskRef
@@ -148,10 +149,9 @@ def clear(
     if clearing.as_before:
         print(f"being cleared already: {', '.join(clearing.as_before)}")
     if clearing.told:
-        count = "1 task" if len(clearing.told) == 1 else f"{len(clearing.told):,} tasks"
-        print(f"cleared {count} of run {line.run_id} of {dag}: {', '.join(clearing.told)}")
-        from headgate.scheduling.why import command
-
+        print(
+            f"cleared {counted(len(clearing.told), 'task')} of run {line.run_id} of {dag}: {', '.join(clearing.told)}"
+        )
         for one in () if spec is None else spec.tasks:
             if one.task_id in clearing.names and one.signals is not None and one.signals.starts:
                 start = f"`{command('tasks', 'start', dag, line.run_id, one.task_id)}`"
@@ -194,7 +194,7 @@ class _Clearing:
     @property
     def told(self) -> list[str]:
         """The tasks, each with the number of instances: ``a``, ``enrich (1,000 instances)``."""
-        of = {name: "1 instance" if count == 1 else f"{count:,} instances" for name, count in self._instances.items()}
+        of = {name: counted(count, "instance") for name, count in self._instances.items()}
         return [f"{name} ({of[name]})" if name in of else name for name in sorted(self.names)]
 
 

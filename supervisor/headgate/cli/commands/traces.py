@@ -32,7 +32,7 @@ def send(
         from headgate.tracing.collector import Collector, CollectorAway, CollectorUnusable
     except ImportError as error:
         raise CommandError(f'this needs an extra: pip install "headgate[otel]" ({error})') from error
-    from headgate.scheduling.why import counted
+    from headgate.scheduling.words import counted
     from headgate.store.db.secrets import Secrets
     from headgate.store.store import Store
 

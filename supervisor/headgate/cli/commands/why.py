@@ -95,7 +95,7 @@ def _print_errors(answer: Answer, of: str = "") -> None:
 
 def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, as_json: bool, with_errors: bool) -> None:
     from headgate.scheduling.states import UNFINISHED
-    from headgate.scheduling.why import command
+    from headgate.scheduling.words import command
 
     line = store.inspect.run(dag, run).line
     tasks = store.inspect.tasks(dag=dag, run_id=line.run_id, states=sorted(UNFINISHED), limit=TASKS_EXPLAINED_MAX + 1)

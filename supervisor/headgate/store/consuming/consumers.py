@@ -37,9 +37,9 @@ from headgate.store.db.times import UtcDateTime
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import acting
 from headgate.store.db.verbs import reading as reading_verb
-from headgate.store.errors import ConsumerExists, ValueRefused
+from headgate.store.errors import ConsumerExists
 from headgate.store.tables import asset_watcher, consumer, consumer_letter, trigger_event
-from headgate.store.triggers.watchers import check_name
+from headgate.store.triggers.watchers import check_max_deliveries, check_name
 
 BEHIND_COUNTED_MAX = 10_000  # events that a consumer has not got yet: beyond that, a list says that there are more
 
@@ -109,10 +109,10 @@ class ConsumerVerbs(SetAsideVerbs):
 
         If there is one of this name and this watcher, it is left where it is, so that every start of a process may call
         this. Raises `ConsumerExists` if it is of another watcher, `NoSuchWatcher`, `CursorRefused`,
-        `ValueRefused` for a negative ``max_deliveries``, and `BadName`.
+        `ValueRefused` for ``max_deliveries`` out of range, and `BadName`.
         """
         check_name(name, "the name of a consumer")
-        _check_deliveries(max_deliveries)
+        check_max_deliveries(max_deliveries)
         reading.check_is_cursor(after)
         known = select(consumer.c.id).where(consumer.c.name == name, consumer.c.watcher == watcher)
         if tx.connection.execute(known).first() is None:  # its watcher may be gone, and all of its rows
@@ -144,7 +144,7 @@ class ConsumerVerbs(SetAsideVerbs):
     @acting
     def set_max_deliveries(self, tx: Tx, name: str, max_deliveries: int) -> None:
         """Say how often an event is handed over alone before it is set aside; 0: always again. Raises `NoSuchRow`."""
-        _check_deliveries(max_deliveries)
+        check_max_deliveries(max_deliveries)
         changed = update(consumer).where(consumer.c.name == name).values(max_deliveries=max_deliveries)
         if tx.connection.execute(changed).rowcount == 0:
             raise places.no_such(tx, name)
@@ -218,8 +218,3 @@ _ON_PAGE = _with_counts(BEHIND_ON_PAGE_MAX, BEHIND_ON_PAGE_MAX)
 
 def _shown(row: Row[Any], behind_max: int = BEHIND_COUNTED_MAX + 1) -> ConsumerRow:
     return ConsumerRow(**dict(row._mapping) | {"behind": min(row.behind, behind_max)})
-
-
-def _check_deliveries(max_deliveries: int) -> None:
-    if max_deliveries < 0:
-        raise ValueRefused(f"max_deliveries must be 0 (without limit) or more: {max_deliveries}")

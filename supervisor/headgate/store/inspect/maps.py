@@ -16,7 +16,8 @@ from headgate.protocol.messages.maps import INSTANCES_MAX, Elements, Output, Wor
 from headgate.scheduling import planning
 from headgate.scheduling.planning import Graph
 from headgate.scheduling.states import UNFINISHED
-from headgate.scheduling.why import NAMES_SHOWN_MAX, GroupFacts, MapFacts, WorklistFacts
+from headgate.scheduling.why import GroupFacts, MapFacts, WorklistFacts
+from headgate.scheduling.words import NAMES_SHOWN_MAX
 from headgate.store.access.tables import ONE
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx

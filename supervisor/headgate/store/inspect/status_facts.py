@@ -28,7 +28,7 @@ from headgate.scheduling.status_facts import (
     Unclaimed,
     Undecided,
 )
-from headgate.scheduling.why import shortened
+from headgate.scheduling.words import shortened
 from headgate.store.consuming.consumers import OLDEST_AT
 from headgate.store.db.bulk import chunks
 from headgate.store.db.transaction import Tx, is_alive

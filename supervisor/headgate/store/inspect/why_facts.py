@@ -30,10 +30,9 @@ from headgate.scheduling.why import (
     TaskFacts,
     TaskStreamFacts,
     TriggerFacts,
-    shortened,
-    span,
 )
 from headgate.scheduling.why_triggers import send_command
+from headgate.scheduling.words import shortened, span, times
 from headgate.store.access.tables import readable
 from headgate.store.db.transaction import Tx, is_alive
 from headgate.store.errors import NoSuchRow, SpecUnreadable
@@ -282,10 +281,9 @@ def absence(tx: Tx, row: Any) -> str:
         since_s = _ago(tx.now, row.held_at)
         since = "" if since_s is None else f" for {span(since_s)}"
         return f"{row.hold}{since}: {shortened(row.hold_reason)}"
-    times = "once" if row.failure_count == 1 else f"{row.failure_count:,} times"
     since_s = _ago(tx.now, row.last_failed_at)
     last = "" if since_s is None else f", the last time {span(since_s)} ago"
-    return f"it has failed {times}{last}: {shortened(row.last_error)}"
+    return f"it has failed {times(row.failure_count)}{last}: {shortened(row.last_error)}"
 
 
 def _newest_event(tx: Tx, trigger_id: int) -> StoredEvent | None:

@@ -296,7 +296,7 @@ class _Files:
         epoch, name = key
         if name.map_index < 0 or not lines:
             return 0
-        mark, share = segment_mark(name), self._shares.pop(key, 0)
+        mark, share = segment_mark(name), self._shares.get(key, 0)
         data, done = bytearray(), 0
         for line in lines:
             if share + len(data) + len(mark) + len(line) > SEGMENT_SHARE_BYTES_MAX:
@@ -314,6 +314,7 @@ class _Files:
             self._segments.move_to_end(path)
             file.append(bytes(data))
         self._shares[key] = max(share, min(share + len(data), SEGMENT_SHARE_BYTES_MAX))
+        self._shares.move_to_end(key)
         if len(self._shares) > SHARES_MAX:
             self._shares.popitem(last=False)
         return done

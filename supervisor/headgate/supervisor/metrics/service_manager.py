@@ -29,6 +29,11 @@ class ServiceManager:
         self._is_ready = self._is_stopping = False
         self._status = ""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether somebody is told."""
+        return self._socket is not None
+
     def ready(self) -> None:
         """Say once that the service has started."""
         if not self._is_ready:
@@ -43,7 +48,8 @@ class ServiceManager:
 
     def alive(self) -> None:
         """Say that the loop turns: within `watchdog_s` of the last time."""
-        self._send("WATCHDOG=1")
+        if self.watchdog_s is not None:
+            self._send("WATCHDOG=1")
 
     def stopping(self, within_s: float) -> None:
         """Say once that it stops, and how long that may take."""

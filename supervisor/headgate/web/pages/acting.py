@@ -21,6 +21,7 @@ from headgate.protocol.messages.runner import EVENT_BYTES_MAX, KWARGS_BYTES_MAX
 from headgate.protocol.messages.signals import AUTOMATIC, DEFAULT_NAMESPACE, SIGNAL_BYTES_MAX, SignalSend
 from headgate.protocol.values import decode_value, encode_value
 from headgate.scheduling.drift import worst_first
+from headgate.scheduling.words import counted
 from headgate.store.access.acts import Tried
 from headgate.store.access.audit import Action, Written
 from headgate.store.errors import LetterResolved, StoreError
@@ -140,7 +141,9 @@ def clear(view: View) -> Answer:
 
 def _told(cleared: Cleared) -> list[str]:
     lines = [f"{name} begins again" for name in sorted(cleared.cleared)]
-    lines += [f"{count:,} instances of {name} begin again" for name, count in sorted(cleared.instances.items())]
+    lines += [
+        f"{name}, {counted(count, 'instance')}, begins again" for name, count in sorted(cleared.instances.items())
+    ]
     if cleared.left is not None:
         lines.append("and more, in further transactions")
     lines += [f"{name} is being cleared already" for name in cleared.as_before]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from headgate.scheduling.why import command
+from headgate.scheduling.words import command
 from headgate.store.consuming.consumers import BEHIND_ON_PAGE_MAX, ConsumerRow, ConsumerVerbs
 from headgate.web.cells import Cell, Column, Error, Link, State, path
 from headgate.web.views import ROWS_PER_PAGE, Answer, Listing, View, cut

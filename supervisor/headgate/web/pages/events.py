@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+from headgate.scheduling.words import times
 from headgate.store.ids import LetterState
 from headgate.store.inspect.event_log import EventRow
 from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
@@ -108,7 +109,7 @@ def letter(view: View) -> Answer:
             ("of", Link(path("triggers", row.trigger_id), row.watcher or f"trigger-{row.trigger_id}")),
             ("key", None if row.key is None else Code(row.key)),
             ("holds", row.content),
-            ("seen", "once" if row.deliveries == 1 else f"{row.deliveries:,} times"),
+            ("seen", times(row.deliveries)),
             ("since", row.stored_at),
             ("size", f"{row.payload_bytes:,} bytes"),
             ("resolved", row.resolved_at),

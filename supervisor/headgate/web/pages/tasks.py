@@ -9,7 +9,7 @@ import msgspec
 from headgate.presentation.values import json_line
 from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling.states import UNFINISHED
-from headgate.scheduling.why import command
+from headgate.scheduling.words import command
 from headgate.store.ids import TryName
 from headgate.store.inspect.runs import TaskDetail, TaskLine, TaskRef
 from headgate.supervisor.logs import task_log_files

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from headgate.scheduling.error_text import error_line
+from headgate.scheduling.words import error_line
 
 ENDED = "Ended: it ended"
 ABOVE = "\n\nThe above exception was the direct cause of the following exception:\n\n"
