@@ -21,7 +21,7 @@ from headgate.supervisor.commands import Exit, Kill, Spawn
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.leaving import DRAIN_MARGIN_S, LOG_INTERVAL_S
 from headgate.supervisor.tasks.core import TaskCore
-from headgate.supervisor.triggers.leases import Identity
+from headgate.supervisor.triggers.leases import ADVANCE_SHARE, Identity
 
 
 def test_a_drain_lets_the_runner_hand_over_stores_it_and_releases_the_triggers(world: World) -> None:
@@ -98,6 +98,10 @@ class LongTask(TaskCore):
 
     def __init__(self, ends_at: float) -> None:
         self.ends_at = ends_at
+        self.endless_ended = 0
+
+    def end_endless(self, reason: str) -> None:
+        self.endless_ended += 1
 
     def notify(self, *, has_fenced: bool = False) -> None:
         pass
@@ -131,6 +135,25 @@ class LongTask(TaskCore):
 
     def abandon(self) -> None:
         raise AssertionError("the lease is held")
+
+
+def test_endless_tasks_are_ended_when_another_supervisor_may_have_the_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others begin them then; an outage of the database costs other tasks nothing."""
+    task = LongTask(world.now + 10 * SETTINGS.lease.silence_max_s)
+    identity = Identity("host", 1, "machine", 0.0)
+    core = SupervisorCore(world.store, identity, SETTINGS, is_gone=lambda row: False, clock=lambda: 0.0, tasks=task)
+    supervisor = Supervised(world, core)
+    supervisor.start_runner()
+    supervisor.pass_time(SETTINGS.lease.heartbeat_s)
+    with monkeypatch.context() as patch:
+        cut_off(world, patch)
+        supervisor.pass_time(ADVANCE_SHARE * SETTINGS.lease.silence_max_s - 2 * SETTINGS.lease.heartbeat_s)
+        assert task.endless_ended == 0
+        supervisor.pass_time(2 * SETTINGS.lease.heartbeat_s)
+        assert task.endless_ended > 0
+    assert task.ends_at > world.now
 
 
 @pytest.mark.parametrize("runs_on_s", [SETTINGS.drain_s / 2, 10 * SETTINGS.drain_s])

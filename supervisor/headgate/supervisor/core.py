@@ -443,6 +443,8 @@ class SupervisorCore:
             return
         if self.is_leaving:
             self.tasks.drain(now)
+        elif not self.leases.lasts_s(now):
+            self.tasks.end_endless("the lease of its supervisor is over, and another may have it")
         if self.tasks.step(self.leases.epoch, now):
             self.leases.poll_soon()  # the supervisor's own writes cause no notification
         self.credits.handled(self.tasks.take_handled())

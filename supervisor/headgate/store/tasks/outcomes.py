@@ -214,7 +214,8 @@ class OutcomeVerbs(Verbs):
     def adopt(self, tx: LeasedTx, *, limit: int = ADOPTED_MAX, healthy_s: float = HEALTHY_S) -> list[Adopted]:
         """Take up to ``limit`` tasks from supervisors that are fenced or have ended; return them.
 
-        Such a supervisor writes nothing more, and its workers die with it. A task that ran there has failed this try,
+        Such a supervisor writes nothing more, and its workers die with it; if it is cut off or stopped, only when it is
+        back. A task that ran there has failed this try,
         unless it is endless: that is moved. One that was being restarted begins again. Deferred tasks are not adopted:
         their triggers are claimed. Raises `ItemFailed` for one that cannot be taken.
         """
@@ -226,7 +227,7 @@ class OutcomeVerbs(Verbs):
             with blaming("task", id_):
                 task = task_rows.locked_task(tx, tuple(row))
                 if task.state is TaskState.RUNNING:
-                    error = f"its supervisor (epoch {owner}) is gone, and its worker with it"
+                    error = f"its supervisor (epoch {owner}) is gone, or cut off"
                     task_streams.close(tx, task.id)
                     state = _lose(tx, task, "adopted", WorkerLost(error), healthy_s)
                 else:

@@ -194,11 +194,15 @@ class TaskCore:
         if not self._is_draining:
             self._reports.retry_aside()
         self._is_draining = True
+        self.end_endless("its supervisor was asked to stop")
+        return self._executor.drain(now) and not self._reports
+
+    def end_endless(self, reason: str) -> None:
+        """End the endless tasks, which begin again elsewhere, or here; repeating it changes nothing (I30)."""
         for token, run in self._running.items():
             if run.task.is_endless and run.ending is None:
                 run.ending, run.is_shut_down = "lost", True
-                self._executor.end(token, "lost", "its supervisor was asked to stop")
-        return self._executor.drain(now) and not self._reports
+                self._executor.end(token, "lost", reason)
 
     def end_all(self, reason: str) -> None:
         """End all steps that still run: their tries fail, with this reason."""
