@@ -209,7 +209,7 @@ class _Files:
     @property
     def is_refused(self) -> bool:
         """Whether lines that the disk refused are not written yet."""
-        return bool(self._refused)
+        return self._is_failing  # also while they are being written: another thread may ask
 
     def retry_in_s(self, now: float) -> float | None:
         """Return the seconds until refused lines are tried again; None if there are none."""
