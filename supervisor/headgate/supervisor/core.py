@@ -427,7 +427,7 @@ class SupervisorCore:
         self._log_to_task(trigger_id, "its trigger has ended", outcome=finished.outcome, reason=reason)
         if is_over:
             finished = msgspec.structs.replace(finished, outcome="returned")
-        wait_s = self.assignments.end_run(finished, now)
+        wait_s = self.assignments.end_run(finished, now, stored.strikes_of(finished))
         self.releases.ended(trigger_id, for_good=is_over or finished.reason in ("user", "timeout"))
         if is_over and trigger_id in self.credits:
             self.leases.poll_soon()  # the stream of a task may have opened it again

@@ -263,9 +263,11 @@ class Assignments:
             return None
         return assigned.state
 
-    def end_run(self, finished: FinishedTrigger, now: float) -> float | None:
+    def end_run(self, finished: FinishedTrigger, now: float, strikes: int | None = None) -> float | None:
         """Record the end of a run; return the seconds until the trigger is started again, None if it is not.
 
+        ``strikes``: how often it has failed on the message that it has failed on, if any. The wait is for that message:
+        in a stream without order each run may fail on another one, each of which needs its tries.
         The report of a run that is not the current one is late, and changes nothing.
         """
         assigned = self._assigned.get(finished.trigger_id)
@@ -286,7 +288,7 @@ class Assignments:
             assigned.failures = 0
         assigned.failures += 1
         assigned.is_failing = True
-        wait_s = self._waits.after(assigned.failures)
+        wait_s = self._waits.after(assigned.failures if strikes is None else min(assigned.failures, strikes))
         if assigned.state is AssignmentState.WAITING:
             # Its runner died meanwhile, and it is started together with all others, unless it is held back.
             return max(0.0, assigned.start_at - now)

@@ -122,6 +122,11 @@ class Stored(msgspec.Struct, frozen=True):
     described: tuple[DescribedTrigger, ...] = ()
     redriven: tuple[RedeliveryEnd, ...] = ()
 
+    def strikes_of(self, finished: FinishedTrigger) -> int | None:
+        """Return how often a trigger has failed by now on the message that its run has failed on; None if on none."""
+        struck = self.result.struck.get((finished.trigger_id, finished.message_key or ""))
+        return None if struck is None else struck.strikes
+
 
 NOTHING_STORED = StoredSlice(stored=0, redelivered=0, failure_counts={})
 
