@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 from tests.client.harness import BILLS, Watched, bills, client_of, payloads, row
 from tests.store.harness import Query, add, wait_until_blocked
 from tests.waiting import WITHIN_S
@@ -23,6 +25,7 @@ from headgate.client import (
     CursorRefused,
     NoSuchRow,
     NoSuchWatcher,
+    StatementFailed,
 )
 from headgate.store import cleaning
 from headgate.store.consuming import places
@@ -159,6 +162,45 @@ def test_a_block_that_ends_the_transaction_itself_is_told_and_nothing_is_committ
         end()
     assert bills(watched) == []
     assert bill(consumer) == ["a"]
+
+
+def test_what_comes_after_the_block_is_refused_and_holds_up_nobody(
+    watched: Watched, client: Client, consumer: Consumer
+) -> None:
+    """One indentation too few: the rows would be lost, and on SQLite the database locked until the program ends."""
+    watched.store_events("a", "b")
+    with consumer.batch(1) as batch:
+        pass
+    for _ in range(2):
+        with pytest.raises(BatchEnded, match="belongs into its block"):
+            batch.connection.execute(insert(BILLS).values(event_id=1, payload="a"))
+        with pytest.raises(BatchEnded), Session(batch.connection) as session:
+            session.execute(insert(BILLS).values(event_id=1, payload="a"))
+        assert client.newest("orders") == client.events("orders")[-1].cursor
+        watched.store_events("more")
+    assert bill(consumer) == ["b", "more", "more"]
+    assert client.send_signal("k", 1).version == 1
+
+
+def test_a_hidden_error_of_a_statement_counts_as_one_of_the_block(watched: Watched, consumer: Consumer) -> None:
+    """SQLite goes on after it; PostgreSQL commits nothing more, and the reason was told wrong."""
+    watched.store_events("a")
+    row_of_a = insert(BILLS).values(event_id=1, payload="a")
+
+    def hide() -> None:
+        with consumer.batch() as batch:
+            batch.connection.execute(row_of_a)
+            with suppress(IntegrityError):
+                batch.connection.execute(row_of_a)
+
+    if watched.store.database.engine.dialect.name == "sqlite":
+        hide()
+        assert bills(watched) == ["a"]
+        return
+    with pytest.raises(StatementFailed, match="begin_nested"):
+        hide()
+    assert (bills(watched), row(watched).failures) == ([], 1)
+    assert str(row(watched).last_error).startswith("StatementFailed: a statement in the block has failed")
 
 
 def test_an_empty_batch_commits_the_rows_of_the_user_too(watched: Watched, consumer: Consumer) -> None:

@@ -10,7 +10,7 @@ from headgate.client.client import Client, open_client
 from headgate.client.consumer import Batch, Consumer
 from headgate.client.signals import Send
 from headgate.protocol.messages.signals import SentSignal
-from headgate.store.consuming.places import BatchEnded
+from headgate.store.consuming.places import BatchEnded, StatementFailed
 from headgate.store.consuming.reading import BATCH_EVENTS, BATCH_EVENTS_MAX, START, Cursor, Event
 from headgate.store.errors import (
     ConsumerBusy,
@@ -48,6 +48,7 @@ __all__ = [
     "Send",
     "SentSignal",
     "Signal",
+    "StatementFailed",
     "StoreError",
     "TransactionOpen",
     "ValueRefused",

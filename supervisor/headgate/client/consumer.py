@@ -14,7 +14,7 @@ from headgate.client.waiting import wait_for_page
 from headgate.protocol import marks
 from headgate.store.consuming import failures, places, reading, set_aside
 from headgate.store.consuming.failures import Recorded
-from headgate.store.consuming.places import BatchEnded, Place
+from headgate.store.consuming.places import BatchEnded, Place, StatementFailed
 from headgate.store.consuming.reading import BATCH_EVENTS, Cursor, Event, Page
 from headgate.store.consuming.set_aside import Redelivery
 from headgate.store.db.engine import LOCK_TIMEOUT_S
@@ -82,6 +82,7 @@ class Consumer:
         self.name = name
         self._is_trusted = False  # the last batch was taken, so the next one is not recorded
         self._recorded: Recorded | None = None  # by this process, and not handed over yet
+        self._guarded: Connection | None = None
 
     @contextmanager
     def batch(self, limit: int = BATCH_EVENTS) -> Generator[Batch]:
@@ -98,10 +99,13 @@ class Consumer:
         is open. On PostgreSQL a batch must end within 35 s, and may not leave its connection idle for 10 s: the server
         would end its transaction.
 
+        ``batch.connection`` refuses everything after the block with `BatchEnded`.
+
         Raises `ConsumerBusy` if another worker keeps its batch for longer than 5 s (`DatabaseAway` on SQLite, which
         does not tell who writes), `NoSuchRow` if the consumer was removed, `BatchEnded` if the block has committed or
-        rolled back, and `DatabaseAway` if it is unknown whether the commit arrived: it did or did not for both the rows
-        and the place, so simply go on with the next batch.
+        rolled back, `StatementFailed` if it has hidden an error of PostgreSQL's, and `DatabaseAway` if it is unknown
+        whether the commit arrived: it did or did not for both the rows and the place, so simply go on with the next
+        batch.
         """
         reading.check_limit(limit)
         failed: BaseException | None = None
@@ -109,9 +113,12 @@ class Consumer:
         is_cut = False
         try:
             with self._open(limit) as (tx, handed):
+                self._guard(tx.connection)
                 with _committed_by_us(tx.connection):
                     try:
                         yield Batch(handed.events, tx.connection, handed.cursor)
+                        if _transaction_status(tx.connection) == _IN_ERROR:
+                            raise StatementFailed
                     except BaseException as error:
                         failed = error  # not ours: it is neither translated nor hidden
                         is_cut = _is_cut(tx.connection)
@@ -131,6 +138,17 @@ class Consumer:
         if handed is not None and isinstance(failed, Exception) and not is_cut and not isinstance(failed, BatchEnded):
             self._count(handed, failed)
         raise failed
+
+    def _guard(self, connection: Connection) -> None:
+        """Have the connection begin transactions of ours alone: nobody would commit one that begins after a block."""
+
+        def refuse(_: Connection) -> None:
+            if not self._database.is_beginning:
+                raise BatchEnded("the transaction of the batch has ended: what is written belongs into its block")
+
+        if self._guarded is not connection:
+            self._guarded = connection
+            event.listen(connection, "begin", refuse)
 
     @contextmanager
     def _open(self, limit: int) -> Generator[tuple[Tx, _Handed]]:
@@ -193,7 +211,7 @@ class Consumer:
             raise
 
 
-_IDLE = 0  # libpq's PQTRANS_IDLE
+_IDLE, _IN_ERROR = 0, 3  # libpq's PQTRANS_IDLE and PQTRANS_INERROR
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's code: a lock was not available in time
 
 
@@ -229,5 +247,12 @@ def _is_in_transaction(connection: Connection) -> bool:
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
         return driver.in_transaction
-    status = getattr(getattr(driver, "info", None), "transaction_status", None)
-    return status is None or int(status) != _IDLE
+    return _transaction_status(connection) != _IDLE
+
+
+def _transaction_status(connection: Connection) -> int | None:
+    """Return what libpq says of the transaction; None if it does not, or if the block has closed the connection."""
+    if connection.closed or connection.invalidated:
+        return None
+    status = getattr(getattr(connection.connection.driver_connection, "info", None), "transaction_status", None)
+    return None if status is None else int(status)

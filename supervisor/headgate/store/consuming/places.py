@@ -20,14 +20,30 @@ CONSUMERS_LISTED_MAX = 1_000
 
 
 class BatchEnded(StoreError):
-    """The block of a batch has ended its transaction itself; nothing of it was committed.
+    """The block of a batch has ended its transaction itself, or its connection was used after it.
 
-    What the block has committed by itself, with SQL as text, is. The end of the block commits the rows and the
-    consumer's place together. For a part that may fail by itself use ``batch.connection.begin_nested()``.
+    Nothing of the block was committed, or nothing of what came after it. What the block has committed by itself, with
+    SQL as text, is. The end of the block commits the rows and the consumer's place together. For a part that may fail
+    by itself use ``batch.connection.begin_nested()``.
+    """
+
+    def __init__(
+        self, problem: str = "a batch is committed by the end of its block: the block must not call commit or rollback"
+    ) -> None:
+        super().__init__(problem)
+
+
+class StatementFailed(StoreError):
+    """A statement in the block of a batch has failed, and the block has hidden the error; nothing was committed.
+
+    PostgreSQL takes nothing more in such a transaction. It counts as a failure of the events, as the error would have.
     """
 
     def __init__(self) -> None:
-        super().__init__("a batch is committed by the end of its block: the block must not call commit or rollback")
+        super().__init__(
+            "a statement in the block has failed, and the block has caught its error: PostgreSQL commits nothing "
+            "then. Put what may fail into `with batch.connection.begin_nested()`"
+        )
 
 
 class Place(msgspec.Struct, frozen=True):

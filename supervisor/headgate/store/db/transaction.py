@@ -265,6 +265,7 @@ class Database:
         self.passed_over = PassedOver()  # by its verbs
         self._written: Written | None = None  # the row of the audit that was committed last
         self._connection: Connection | None = None
+        self.is_beginning = False  # a transaction of its own
         self._changes: changes.ChangeListener | None = None
         self._news: dict[News, changes.NewsListener] = {}
         self._doorbell: changes.Doorbell | None = None
@@ -287,9 +288,8 @@ class Database:
 
     def is_as_opened(self) -> bool:
         """Whether a new connection would read the same, and no more: SQLite's file may be replaced, or this one cut."""
-        if self._connection is not None and is_cut(self._connection):
-            return False
-        return self._file is None or self._file.is_as_opened()
+        is_whole = self._connection is None or not is_cut(self._connection)
+        return is_whole and (self._file is None or self._file.is_as_opened())
 
     @contextmanager
     def leased(self, epoch: Epoch) -> Generator[LeasedTx]:
@@ -355,10 +355,7 @@ class Database:
 
     @property
     def no_bell(self) -> str | None:
-        """Why that descriptor does not say so, and `has_changes` has to be asked every now and then; None if it does.
-
-        It is known once `has_changes` was called.
-        """
+        """Why `has_changes` has to be asked every now and then, once it was; None if that descriptor tells."""
         return None if self._changes is None else self._changes.no_bell
 
     def has_changes(self) -> bool:
@@ -400,7 +397,9 @@ class Database:
     def _transaction(self, *, reads_only: bool) -> Generator[Connection]:
         with self._translating():
             connection = self._free().execution_options(**{READS_ONLY: reads_only})
+            self.is_beginning = True
             with self._within_deadline(connection), connection.begin():
+                self.is_beginning = False
                 try:
                     yield connection
                 except driver_errors.psycopg_errors():
