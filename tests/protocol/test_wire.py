@@ -66,6 +66,8 @@ PROGRESS = LaneProgress(
     asked=(5, 6),
     dropped=(7,),
     missing=8,
+    began_deliveries=9,
+    deliveries=10,
 )
 
 # One of each, every field apart from its default, so that the order of the fields is pinned as well.
@@ -165,6 +167,8 @@ EXAMPLES: dict[str, Message] = {
                         after=(7,),
                         oldest_key="k",
                         oldest_at=1790000003.5,
+                        deliveries=11,
+                        before_deliveries=12,
                     ),
                 ),
                 lanes_in_all=2,

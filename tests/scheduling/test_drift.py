@@ -55,6 +55,28 @@ def test_where_a_reader_begins_is_held_against_where_headgate_was(
 
 
 @pytest.mark.parametrize(
+    ("was", "now", "cursor", "verdict"),
+    [
+        (60, 60, "topic", None),
+        (60, 75, "topic", None),
+        (60, 59, "topic", "went back"),  # reset, or from old files
+        (60, 0, "topic", "went back"),
+        (60, 75, "another topic", "went back"),  # made anew, and read by others since
+        (0, 75, "topic", "went back"),  # of a database that does not know the count
+    ],
+)
+def test_a_broker_that_goes_on_counting_deliveries_was_not_set_back(
+    was: int, now: int, cursor: str, verdict: Verdict | None
+) -> None:
+    known = msgspec.structs.replace(KNOWN, deliveries=was)
+    lane = LaneProgress("0", (39,), 2.0, cursor=cursor, began_deliveries=now, deliveries=1_000)
+    assert judge_beginning(known, KNOWN_AT, lane) == verdict
+    if cursor == KNOWN.cursor:
+        described = DescribedLane("0", committed=(39,), before=(40,), deliveries=now, before_deliveries=was)
+        assert judge_lane(described) == (verdict or "ok")
+
+
+@pytest.mark.parametrize(
     ("fields", "verdict"),
     [
         ({"dropped": (3,)}, None),

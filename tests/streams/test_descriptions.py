@@ -84,6 +84,21 @@ async def test_what_the_reader_knows_is_read_before_and_after_its_broker_is_aske
     assert [each.advanced for each in found.progress] == [(5,)]
 
 
+async def test_the_count_of_deliveries_is_told_with_that_of_before_the_broker_was_asked(
+    autojump_clock: MockClock,
+) -> None:
+    broker = Broker()
+    broker.kept.begin("", (3,), deliveries=7)
+    broker.kept.note("", (4,), 9)
+    broker.kept.note("", (3,), 8)
+    broker.answer = [LanePosition(committed=(3,), deliveries=11)]
+    broker.on_asked = lambda: broker.kept.note("", (5,), 12)
+    found = await ask(broker)
+    (lane,) = found.lanes
+    assert (lane.before, lane.before_deliveries, lane.deliveries) == ((4,), 9, 11)
+    assert [(each.began_deliveries, each.deliveries) for each in found.progress] == [(7, 12)]
+
+
 async def test_a_message_that_is_on_its_way_to_the_reader_is_no_drift(autojump_clock: MockClock) -> None:
     broker = Broker()
     broker.answer = [LanePosition(committed=(7,))]

@@ -137,7 +137,9 @@ class JetStreamProducer(ThreadedProducer):
         # Only who makes the consumer anew can move it, and then it was made at another time.
         cursor = f"{stream['created']} {consumer['created']}"
         given_at = _seconds(consumer["delivered"].get("last_active"))
-        self.lane_progress.begin("", _given_out(consumer), cursor=cursor, committed_at=given_at)
+        self.lane_progress.begin(
+            "", _given_out(consumer), cursor=cursor, committed_at=given_at, deliveries=_deliveries(consumer)
+        )
         self._inbox = client.subscribe()
 
     def positions(self) -> list[LanePosition]:
@@ -155,6 +157,7 @@ class JetStreamProducer(ThreadedProducer):
                 missing=_missing(state, given),
                 lag=int(consumer["num_pending"]) + int(consumer["num_ack_pending"]),
                 is_shared=True,  # nobody is told who else reads it
+                deliveries=_deliveries(consumer),
             )
         ]
 
@@ -274,11 +277,11 @@ class JetStreamProducer(ThreadedProducer):
     def _received(self, message: Any) -> Received:
         parts = message.reply.split(".")
         at = 5 if len(parts) == 9 else 7  # newer servers name domain and account before the stream
-        sequence, timestamp_ns = int(parts[at]), int(parts[at + 2])
+        sequence, deliveries, timestamp_ns = (int(part) for part in parts[at : at + 3])
         self._replies[sequence] = message.reply
         if self._dead_letter is not None:
             self._kept[sequence] = message
-        self.lane_progress.note("", (sequence,))
+        self.lane_progress.note("", (sequence,), deliveries)
         lane: Any = {"message": sequence, "subject": message.subject, "stream": None}[self._lane]
         key = f"nats:{self._stream}:{self._created}:{sequence}"
         size = len(message.data) + sum(len(name) + len(value) for name, value in (message.headers or {}).items())
@@ -362,8 +365,17 @@ def _missing(state: dict[str, Any], got: int) -> int:
 
 
 def _given_out(consumer: dict[str, Any]) -> tuple[int]:
-    """Return the number up to which a consumer has given out messages."""
+    """Return the number up to which a consumer has given out messages.
+
+    A server before 2.10.14 may say one number less than before, though nobody has set the consumer back; its count of
+    deliveries, which is told beside it, tells these apart.
+    """
     return (int(consumer["delivered"]["stream_seq"]),)
+
+
+def _deliveries(consumer: dict[str, Any]) -> int:
+    """Return how many deliveries a consumer has counted; those of messages that came again as well."""
+    return int(consumer["delivered"]["consumer_seq"])
 
 
 def _seconds(moment: object) -> float | None:

@@ -22,6 +22,7 @@ class _Lane:
     begun: LaneProgress
     asked: Position
     advanced: Position
+    deliveries: int
 
 
 _NOTHING: tuple[Position, int] = ((), 0)  # was dropped
@@ -43,10 +44,11 @@ class Progress:
         is_ours: bool | None = None,
         committed_at: float | None = None,
         cursor: str = "",
+        deliveries: int = 0,
     ) -> None:
         """Begin with a lane, maybe once more: the broker has ``committed``, () for nothing (`LaneProgress`)."""
-        begun = LaneProgress(lane, committed, time.time(), is_ours, committed_at, cursor)
-        self._lanes[lane] = _Lane(begun, committed, committed)
+        begun = LaneProgress(lane, committed, time.time(), is_ours, committed_at, cursor, began_deliveries=deliveries)
+        self._lanes[lane] = _Lane(begun, committed, committed, deliveries)
 
     def note_asked(self, lane: str, position: Position) -> None:
         """Note, before the broker is asked, that it may have everything up to this as committed."""
@@ -58,8 +60,14 @@ class Progress:
         if (known := self._lanes.get(lane)) is not None and position > known.advanced:
             known.advanced = position
 
-    def note(self, lane: str, position: Position) -> None:
-        """Note both: the broker has given out this message, so it has been asked, and has confirmed it."""
+    def note(self, lane: str, position: Position, deliveries: int = 0) -> None:
+        """Note both: the broker has given out this message, so it has been asked, and has confirmed it.
+
+        ``deliveries``: how many it has counted up to this one, if it counts.
+        """
+        # The count first: a place is never told with a count that is older than it.
+        if (known := self._lanes.get(lane)) is not None:
+            known.deliveries = max(known.deliveries, deliveries)
         self.note_asked(lane, position)
         self.note_advanced(lane, position)
 
@@ -76,9 +84,16 @@ class Progress:
 
     def lanes(self) -> tuple[LaneProgress, ...]:
         """Return the first `LANES_TOLD_MAX` lanes; if all were given up, one of these, with 0 as its beginning."""
-        # What is confirmed is read first: what was asked for is never behind it.
+        # What is confirmed is read first: what was asked for, and the count, are never behind it.
         lanes = tuple(
-            replace(lane.begun, advanced=lane.advanced, asked=lane.asked, dropped=dropped, missing=missing)
+            replace(
+                lane.begun,
+                advanced=lane.advanced,
+                asked=lane.asked,
+                dropped=dropped,
+                missing=missing,
+                deliveries=lane.deliveries,
+            )
             for name, lane in islice(list(self._lanes.items()), LANES_TOLD_MAX)
             for dropped, missing in (self._dropped.get(name, _NOTHING),)
         )

@@ -95,7 +95,7 @@ def is_progress(lane: object) -> bool:
         and _PROGRESS.decode(msgspec.msgpack.encode(lane)) == lane
         and all(len(text) <= LANE_CHARS_MAX and storable(text) == text for text in (lane.lane, lane.cursor))
         and all(map(is_position, (lane.began, lane.advanced, lane.asked, lane.dropped)))
-        and is_position((lane.missing,))
+        and is_position((lane.missing, lane.began_deliveries, lane.deliveries))
         and all(math.isfinite(at) for at in (lane.begun_at, lane.committed_at or 0.0))
     )
 

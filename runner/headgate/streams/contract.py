@@ -66,7 +66,8 @@ class LanePosition(NamedTuple):
     Positions are tuples of numbers, a later place is greater: ``(42,)`` for an offset. ``end`` is behind the newest
     message, ``first`` at the oldest. ``committed``: what is before it is handled by this reader, () if nothing is.
     ``lag``: how many messages the broker still has for it; ``missing``: how many it has dropped before they were read.
-    ``is_shared``: others may read the lane under the same name, and commit.
+    ``is_shared``: others may read the lane under the same name, and commit. ``deliveries``: how many the broker has
+    counted, 0 if it does not count (`LaneProgress`).
     """
 
     lane: str = ""
@@ -76,6 +77,7 @@ class LanePosition(NamedTuple):
     lag: int | None = None
     missing: int = 0
     is_shared: bool = False
+    deliveries: int = 0
 
 
 class AdvanceItem(NamedTuple):

@@ -116,6 +116,7 @@ def _checked(position: LanePosition) -> LanePosition:
         lag=None if position.lag is None else _count(position.lag),
         missing=_count(position.missing),
         is_shared=bool(position.is_shared),
+        deliveries=_count(position.deliveries),
     )
 
 
@@ -173,4 +174,6 @@ def _described(
         after=None if after is None else after.asked,
         oldest_key=None if key is None else key[:KEY_CHARS_MAX],
         oldest_at=at,
+        deliveries=lane.deliveries,
+        before_deliveries=before.deliveries if before is not None and is_same else 0,
     )

@@ -53,7 +53,7 @@ _ORDER: Final[tuple[Verdict, ...]] = (
 class KnownLane(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a producer that had begun at ``begun_at`` had come in a lane, as the database knows it.
 
-    ``dropped`` is that of `LaneProgress`: what it stands for was found already.
+    ``dropped`` and ``deliveries`` are those of `LaneProgress`: what the former stands for was found already.
     """
 
     lane: str
@@ -61,6 +61,7 @@ class KnownLane(msgspec.Struct, frozen=True, omit_defaults=True):
     cursor: str = ""
     begun_at: float = 0.0
     dropped: Position = ()
+    deliveries: int = 0
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,7 +105,21 @@ class StreamReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def known_of(progress: Iterable[LaneProgress]) -> tuple[KnownLane, ...]:
     """Return what the database is to know of lanes."""
-    return tuple(KnownLane(lane.lane, lane.advanced, lane.cursor, lane.begun_at, lane.dropped) for lane in progress)
+    return tuple(
+        KnownLane(lane.lane, lane.advanced, lane.cursor, lane.begun_at, lane.dropped, lane.deliveries)
+        for lane in progress
+    )
+
+
+def _has_counted_on(was: int, now: int) -> bool:
+    """Whether a broker that counts deliveries has gone on counting: then nobody has set it back.
+
+    A server of NATS before 2.10.14 takes one from the sequence number of a consumer by itself, though it has given that
+    message out: whenever a message is to be delivered again, and the request that it was to answer is of a client that
+    has gone. Its count of deliveries goes on. It begins anew if a consumer is made anew or reset, and is an old one if
+    its files are.
+    """
+    return 0 < was <= now
 
 
 def judge_beginning(known: KnownLane, known_at: float, lane: LaneProgress) -> Verdict | None:
@@ -115,9 +130,10 @@ def judge_beginning(known: KnownLane, known_at: float, lane: LaneProgress) -> Ve
     """
     if lane.begun_at == known.begun_at or lane.began == known.at:
         return None
+    is_same = lane.cursor == known.cursor
     if lane.began < known.at:
-        return "went back"
-    is_ours = lane.is_ours if lane.cursor == known.cursor else False
+        return None if is_same and _has_counted_on(known.deliveries, lane.began_deliveries) else "went back"
+    is_ours = lane.is_ours if is_same else False
     if is_ours is False:
         return "moved by others"
     if lane.committed_at is not None and lane.committed_at > known_at + LOG_NEWER_S:
@@ -137,7 +153,8 @@ def judge_lane(lane: DescribedLane) -> Verdict:
     if lane.missing:
         return "dropped unread"
     if lane.committed is not None and lane.before is not None and lane.committed < lane.before:
-        return "went back"
+        if not _has_counted_on(lane.before_deliveries, lane.deliveries):
+            return "went back"
     return "behind" if lane.lag else "ok"
 
 

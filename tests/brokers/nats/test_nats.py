@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from headgate.brokers.clients.nats_client import NatsClient, NatsLost
 from headgate.brokers.nats import JetStreamProducer, JetStreamTrigger
 from headgate.brokers.threaded import Received
 from headgate.protocol.values import decode_value
+from headgate.scheduling.drift import judge_beginning, known_of
 from headgate.testing.brokers.nats_station import SHORT_LIMIT_BYTES, NatsAckParser, NatsStation, find_server
 from headgate.testing.brokers.reading import Reading, names
 from headgate.testing.brokers.station import CONNECTION, WITHIN_S, ServerProcess, free_port, wait_until
@@ -135,6 +139,99 @@ def test_with_create_the_consumer_is_made_from_the_beginning(station: NatsStatio
         read.wait_stored(names(2))
         config = station.ask("CONSUMER.INFO.orders.mine")["config"]
     assert (config["max_deliver"], config["ack_policy"], config["filter_subject"]) == (-1, "explicit", "orders.*")
+
+
+@contextlib.contextmanager
+def reader(station: NatsStation, *, asks: bool = False) -> Iterator[JetStreamProducer]:
+    """One that reads, or that only asks for positions."""
+    producer = JetStreamProducer(CONNECTION, station.stream, station.durable)
+    producer.connection = Connection.from_uri(CONNECTION, station.uri)
+    try:
+        if not asks:
+            producer.connect()
+        yield producer
+    finally:
+        producer.disconnect()
+
+
+def receive(producer: JetStreamProducer, count: int) -> list[int]:
+    got: list[Received] = []
+    while len(got) < count:
+        got += producer.receive(count, 0.1)
+    return [message.ref for message in got]
+
+
+def delivered(station: NatsStation) -> dict[str, Any]:
+    found: dict[str, Any] = station.ask(f"CONSUMER.INFO.{station.stream}.{station.durable}")["delivered"]
+    return found
+
+
+def take_one_back(station: NatsStation, sequence: int) -> None:
+    """Have a message delivered again to a request of nobody: a server before 2.10.14 takes one from its number then."""
+    consumer = f"{station.stream}.{station.durable}"
+
+    async def give_back(client: Any) -> bool:
+        await client.publish(f"$JS.ACK.{consumer}.1.{sequence}.{sequence}.0.0", b"-NAK")
+        await client.flush()
+        version = client.connected_server_version
+        return (version.major, version.minor, version.patch) < (2, 10, 14)
+
+    async def ask_for_nobody(client: Any) -> None:
+        request = b'{"batch": 1, "expires": 60000000000}'
+        await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", request, reply=client.new_inbox())
+        await client.flush()
+
+    def is_taken() -> bool:
+        station._call(ask_for_nobody)  # once more if the server has read it before what was given back
+        return bool(delivered(station)["stream_seq"] < last)
+
+    last = delivered(station)["stream_seq"]
+    if station._call(give_back):
+        wait_until(is_taken, "the server has taken one from the number")
+
+
+def test_a_number_that_the_server_takes_back_by_itself_is_no_drift(station: NatsStation) -> None:
+    station.publish(names(3))
+    with reader(station) as producer:
+        assert receive(producer, 3) == [1, 2, 3]
+        (known,) = known_of(producer.progress())
+    assert (known.at, known.deliveries) == ((3,), 3)
+    take_one_back(station, 1)
+    with reader(station) as producer:
+        (lane,) = producer.progress()
+        assert judge_beginning(known, lane.begun_at, lane) is None
+        # All that is lent comes again, and maybe one as if it were new; another look goes back no more.
+        assert sorted(set(receive(producer, 3))) == [1, 2, 3]
+        (lane,) = producer.progress()
+        assert lane.advanced == (3,)
+        assert lane.deliveries > known.deliveries
+        with reader(station, asks=True) as other:
+            (position,) = other.positions()
+        assert position.deliveries >= lane.deliveries
+
+
+def test_a_consumer_whose_files_are_old_has_gone_back(station: NatsStation, tmp_path: Path) -> None:
+    server = station.server
+    assert server is not None
+    station.publish(names(2))
+    with reader(station) as producer:
+        receive(producer, 2)
+    server.stop()
+    folder = next(tmp_path.rglob(f"obs/{station.durable}"))
+    shutil.copytree(folder, tmp_path / "old")
+    server.start()
+    station.publish(names(3, 2))
+    with reader(station) as producer:
+        wait_until(lambda: receive(producer, 1) == [5], "the newest has come")
+        (known,) = known_of(producer.progress())
+    server.stop()
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "old", folder)
+    server.start()
+    with reader(station) as producer:
+        (lane,) = producer.progress()
+    assert (known.at, lane.began, lane.cursor) == ((5,), (2,), known.cursor)
+    assert judge_beginning(known, lane.begun_at, lane) == "went back"
 
 
 def test_messages_that_were_dropped_before_they_were_read_are_reported(station: NatsStation) -> None:

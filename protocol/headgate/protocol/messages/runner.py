@@ -268,7 +268,9 @@ class LaneProgress(WireStruct, frozen=True):
     ``committed_at`` or later. Times are in seconds since 1970. ``cursor`` names what the place is a place of: if it is
     another one, somebody has made it anew. The broker has confirmed everything up to ``advanced``, and was asked for
     nothing beyond ``asked``. ``dropped`` grows whenever it has dropped messages that this reader had not got, and
-    ``missing`` is how many these were the last time, at most; () if it has dropped none, or cannot tell.
+    ``missing`` is how many these were the last time, at most; () if it has dropped none, or cannot tell. The broker has
+    counted ``began_deliveries`` when this producer began, and ``deliveries`` up to now, those of messages that come
+    again as well: a count that falls only when the lane is set back (0: it does not count).
     """
 
     lane: str
@@ -281,6 +283,8 @@ class LaneProgress(WireStruct, frozen=True):
     asked: Position = ()
     dropped: Position = ()
     missing: int = 0
+    began_deliveries: int = 0
+    deliveries: int = 0
 
 
 class StreamFigures(WireStruct, frozen=True):
@@ -325,7 +329,8 @@ class DescribedLane(WireStruct, frozen=True):
     None: it cannot tell. ``missing``: how many it has dropped before this reader got them. ``is_shared``: others may
     read for the same group, and commit. The producer's: ``before`` is its `LaneProgress.advanced` before the broker was
     asked, ``after`` its `LaneProgress.asked` after that; both None if it does not read the lane. ``oldest_key`` and
-    ``oldest_at`` are of the oldest message that is not advanced.
+    ``oldest_at`` are of the oldest message that is not advanced. ``deliveries`` is the broker's count of them, and
+    ``before_deliveries`` `LaneProgress.deliveries` before it was asked; 0: it does not count.
     """
 
     lane: str
@@ -339,6 +344,8 @@ class DescribedLane(WireStruct, frozen=True):
     after: Position | None = None
     oldest_key: str | None = None
     oldest_at: float | None = None
+    deliveries: int = 0
+    before_deliveries: int = 0
 
 
 class DescribedStream(WireStruct, frozen=True):
