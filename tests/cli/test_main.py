@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,12 +123,13 @@ def test_debug_shows_the_traceback_of_an_error(call: Any) -> None:
     assert called.err.splitlines()[-1].startswith("headgate: ")
 
 
-def test_a_reader_that_leaves_early_is_no_error_to_talk_about(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [["config", "show", "--json"], ["config", "show"], ["--version"], ["help"]])
+def test_a_reader_that_leaves_early_is_no_error_to_talk_about(tmp_path: Path, arguments: list[str]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "headgate.cli", "config", "show", "--json"],
+            [sys.executable, "-m", "headgate.cli", *arguments],
             stdout=write_end,
             stderr=subprocess.PIPE,
             env={**os.environ, "HEADGATE_HOME": str(tmp_path)},
@@ -138,6 +140,21 @@ def test_a_reader_that_leaves_early_is_no_error_to_talk_about(tmp_path: Path) ->
         os.close(write_end)
 
     assert done.stderr == b""
+    assert done.returncode == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("arguments", ["config show --json", "pools set etl 4", "--version"])
+def test_with_standard_output_closed_nothing_is_begun(tmp_path: Path, arguments: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m headgate.cli {arguments} >&-', sys.executable],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "HEADGATE_HOME": str(tmp_path / "home")},
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.stderr == b"headgate: standard output is closed (>&-): send it to a file, or to /dev/null\n"
+    assert done.returncode == 1
+    assert not (tmp_path / "home").exists()
 
 
 def test_config_show_names_its_columns(call: Any) -> None:

@@ -59,6 +59,7 @@ from headgate.supervisor.config import ConfigError
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_READER_LEFT = 141  # 128 + SIGPIPE: what a shell says of other programs whose reader has gone
 
 app = typer.Typer(
     name="headgate",
@@ -148,6 +149,11 @@ def _commands() -> Callable[..., object]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # so Python says that it was closed
+        # Nothing is begun whose outcome could not be told. A file that is opened later would also get its number, and
+        # with it what is printed for people.
+        _print_error("standard output is closed (>&-): send it to a file, or to /dev/null")
+        return EXIT_ERROR
     try:
         code = _commands()(args=given, prog_name="headgate", standalone_mode=False)
         sys.stdout.flush()
@@ -155,8 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as exc:
-        # The command-line library exits like this if the reader of the output has gone.
-        return _reader_left() if exc.code == 1 else int(exc.code or 0)
+        # The command-line library exits with 1 if the reader of the output has gone.
+        return _reader_left() if isinstance(exc.__context__, BrokenPipeError) else int(exc.code or 0)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except typer.TyperException as exc:
@@ -166,9 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _reader_left() -> int:
-    """Exit without an error: ``| head`` has read enough. Nothing that is buffered may be written at exit either."""
+    """Exit without a word: ``| head`` has read enough. Nothing that is buffered may be written at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_ERROR
+    return EXIT_READER_LEFT
 
 
 def _usage_error(exc: typer.TyperException, given: list[str]) -> int:
