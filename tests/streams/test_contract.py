@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import trio
@@ -169,6 +170,43 @@ async def test_a_reject_resolves_at_once_whatever_was_fired_before() -> None:
         await wait_all_tasks_blocked()
         assert broker.advanced == {"a1": REJECTED}
         assert subscription.bind() == Binding(None, "key of a1", 1)
+
+
+class Reports:
+    """Takes the reports of messages that are rejected."""
+
+    keys: frozenset[str] = frozenset()
+    is_full = False
+
+    async def wait_room(self) -> None: ...
+
+    def report(self, raw_event: Any, key: str | None, seq: int | None, *, rejection: str | None = None) -> None: ...
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_an_event_of_a_message_that_was_rejected_is_warned_of_once(keeps: bool) -> None:
+    broker = Broker()
+    broker.keeps_rejected = keeps
+    async with SharedStreamManager() as streams:
+        subscription = subscribe(streams, broker)
+        if not keeps:
+            subscription.pass_over = Reports()
+        broker.send("a1", "a2", "a3")
+        with capture_logs() as logs:
+            await anext(subscription)
+            reject_shared_stream_event()
+            await anext(subscription)
+            subscription.bind()
+            assert logs == [], "it is of another message"
+            reject_shared_stream_event()
+            for _ in range(2):
+                assert subscription.bind().seq is None
+            await anext(subscription)
+            reject_shared_stream_event()
+            subscription.bind()
+        (told,) = logs
+        assert (told["log_level"], told["trigger_id"], told["key"]) == ("warning", 1, "key of a2")
+        assert "reject_shared_stream_event(), which does not raise" in told["event"]
 
 
 async def test_a_reject_outside_a_window_warns_and_does_nothing() -> None:

@@ -113,6 +113,8 @@ class Subscription:
         self._arrivals = trio.lowlevel.ParkingLot()
         self._window: Share | None = None
         self._window_task: trio.lowlevel.Task | None = None
+        self._rejected: Share | None = None  # the last one that was rejected; maybe its window is open yet
+        self._has_told_of_rejected = False
         self._failure: Exception | None = None
         self._has_left = False
         self._is_pulling = False
@@ -176,6 +178,14 @@ class Subscription:
         share = self._window
         if share is None:
             return NOTHING_BOUND
+        if share is self._rejected and not self._has_told_of_rejected:
+            self._has_told_of_rejected = True  # once for each start of a trigger: it does so with each message
+            self._log.warning(
+                "a trigger fires an event for a message that it has rejected, and both count: go on with the next "
+                "message after reject_shared_stream_event(), which does not raise",
+                trigger_id=self.trigger_id,
+                key=share.event.key,
+            )
         position = share.derived
         return Binding(share.account.ledger.bind(share), share.event.key, position)
 
@@ -275,12 +285,15 @@ class Subscription:
         ledger = share.account.ledger
         is_redriven = type(share.event.broker_payload) is RedeliveredMessage  # its letter stays the place for it
         if ledger.broker_keeps_rejected or self.pass_over is None or is_redriven:
-            return ledger.reject(share)
+            is_rejected = ledger.reject(share)
+            self._rejected = share if is_rejected else self._rejected
+            return is_rejected
         if share.state is not OPEN or not share.account.is_online:
             return False
         # It is acked once the report is stored, like a message from which one event derives (I1, I16).
         self.pass_over.report(self.raw_event, share.event.key, ledger.bind(share), rejection=reason)
         self._has_reported = True
+        self._rejected = share
         ledger.move_past(share)
         return True
 
@@ -374,8 +387,12 @@ def reject_shared_stream_event(reason: str = "") -> None:
 
     It resolves at once as *rejected*; there is nothing to persist. If the broker has no place for it
     (`SharedStreamProducer.keeps_rejected`), it becomes a dead letter of headgate with ``reason``, and is acked when
-    that is stored. Outside a binding window of an ack-mode stream (the fast path, a standalone ``run()``, between two
-    raw events, another task than the one that drives the filter) it logs a warning and does nothing.
+    that is stored.
+
+    It raises nothing: go on with the next raw event (``continue``). An event that is yielded for this one all the same
+    is stored as well, with a warning in the log. Outside a binding window of an ack-mode stream (the fast path, a
+    standalone ``run()``, between two raw events, another task than the one that drives the filter) it logs a warning
+    and does nothing.
     """
     owner = _window_owner.get()
     if owner is None or not owner.reject(reason):
