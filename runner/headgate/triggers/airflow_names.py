@@ -115,14 +115,18 @@ CONTEXT: Final = {
     "yesterday_ds": _DATE,
 }
 
-# Of `airflow`, `airflow.sdk` and `airflow.operators`, as people import them.
+# Of `airflow`, `airflow.sdk`, `airflow.exceptions` and `airflow.operators`, as people import them.
 IMPORTS: Final = {
+    "AirflowException": "raise an exception of yours; TaskFailed fails the task without another try",
+    "AirflowFailException": "use TaskFailed",
+    "AirflowSensorTimeout": "use SensorTimeout",
+    "AirflowSkipException": "use TaskSkipped",
+    "AirflowTaskTimeout": "headgate itself ends a task after its execution_timeout; to fail it, raise TaskFailed",
     "BaseHook": "use Connection.get(name)",
     "BaseSensor": "use BaseSensorOperator",
     "BranchDayOfWeekOperator": "use @task.branch",
     "Dataset": "use Asset",
     "DateTimeSensorAsync": "use DateTimeSensor, which defers",
-    "AirflowSkipException": "use TaskSkipped",
     "DummyOperator": "use EmptyOperator",
     "ExternalPythonOperator": "use subprocess in a @task function",
     "Label": "arrows have no labels",
