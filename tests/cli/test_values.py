@@ -98,6 +98,7 @@ def test_a_pool_is_deleted_unless_tasks_are_in_it(call_database: Any, etl: Tasks
     assert "there is no pool named 'gpu'" in call_database("pools", "delete", "gpu").err
     assert "tasks that name no pool are in it" in call_database("pools", "delete", "default_pool").err
     etl.query("UPDATE task_instance SET pool = 'gpu' WHERE task_id = 'a'")
+    assert "there is no pool named 'gpu'" in call_database("pools", "delete", "gpu").err, "though a task names it"
     call_database("pools", "set", "gpu", "2")
     assert "1 unfinished task is in it" in call_database("pools", "delete", "gpu").err
 

@@ -228,7 +228,8 @@ def _find(tx: Tx, dag_name: str, run_id: str, name: str) -> list[TaskRef]:
     if row is None:
         names = select(_C.task_id).where(task_rows.unmapped_of(dag_run_id)).order_by(_C.id)
         near = near_names(tx, wanted[-1], names)
-        raise NoSuchRow("task", name, of=f"the run {run_id} of {dag_name}", near=near)
+        found_id = tx.connection.execute(select(dag_run.c.run_id).where(dag_run.c.id == dag_run_id)).scalar_one()
+        raise NoSuchRow("task", name, of=f"the run {found_id} of {dag_name}", near=near)  # which `latest` is
     if named is None or row.task_id != named.task_id:
         return [TaskRef(row.id, dag_run_id, dag_name, row.run_id, row.task_id)]
     of_task = (_C.dag_run_id == dag_run_id, maps.IS_INSTANCE, _C.task_id == named.task_id)

@@ -208,6 +208,8 @@ class DagVerbs(Verbs):
         """Delete a pool that no unfinished task is in. Raises `NoSuchRow` and `ValueRefused`."""
         if name == DEFAULT_POOL:
             raise ValueRefused(f"the pool {name} cannot be deleted: tasks that name no pool are in it")
+        if tx.connection.execute(select(pool.c.name).where(pool.c.name == name)).first() is None:
+            raise NoSuchRow("pool", name)  # also where tasks wait for it, because a DAG names a pool that nobody made
         unfinished = select(func.count()).where(task_instance.c.pool == name, task_rows.is_in(*states.UNFINISHED))
         if tasks := tx.connection.execute(unfinished).scalar_one():
             count = "1 unfinished task is" if tasks == 1 else f"{tasks:,} unfinished tasks are"
