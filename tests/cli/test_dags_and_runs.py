@@ -59,6 +59,13 @@ def test_a_run_is_triggered_with_its_conf_and_date(call_database: Any, etl: Task
     assert "has a run named 'mine' already" in again.err
 
 
+def test_runs_of_a_dag_are_listed_by_its_name_or_the_option(call_database: Any, etl: Tasks) -> None:
+    for given in (["etl"], ["--dag", "etl"]):
+        assert [row["run_id"] for row in call_database("runs", "list", *given, "--json").rows()] == ["r1"]
+    twice = call_database("runs", "list", "etl", "--dag", "etl")
+    assert (twice.code, "name the DAG once" in twice.err) == (2, True)
+
+
 def test_a_run_without_a_name_is_named_by_the_time(call_database: Any, etl: Tasks) -> None:
     assert call_database("dags", "trigger", "etl").out.startswith("created run manual__2")
     (row,) = call_database("runs", "list", "--limit", "1", "--json").rows()
@@ -114,10 +121,11 @@ def test_a_dag_is_paused_and_goes_on(call_database: Any, etl: Tasks) -> None:
         (["dags", "pause", "elt"], "did you mean etl?"),
         (["dags", "trigger", "elt"], "did you mean etl?"),
         (["runs", "list", "elt"], "did you mean etl?"),
+        (["runs", "list", "--dag", "elt"], "did you mean etl?"),
         (["runs", "show", "etl", "rr1"], "no run named 'rr1' in the DAG etl; did you mean r1?"),
         (["tasks", "show", "etl", "r1", "aa"], "no task named 'aa' in the run r1 of etl; did you mean a?"),
         (["tasks", "clear", "etl", "r1", "aa"], "did you mean a?"),
-        (["tasks", "mark-failed", "etl", "latest", "aa"], "did you mean a?"),
+        (["tasks", "mark-failed", "etl", "latest", "aa"], "in the run r1 of etl; did you mean a?"),
         (["why", "etl", "r1", "aa"], "did you mean a?"),
         (["why", "9999"], "no trigger or watcher named '9999'"),
         (["triggers", "show", "nobody"], "no trigger or watcher named 'nobody'"),

@@ -75,9 +75,30 @@ def test_a_tail_that_follows_prints_what_comes_until_it_is_interrupted(
     assert (called.code, [row["payload"] for row in called.rows()]) == (130, ["old", "new 0", "new 1"])
 
 
+def test_a_tail_that_follows_ends_when_nothing_has_come_in_time(
+    watched: Watched, call_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.store_events("old")
+    tail = ("events", "tail", "orders", "--follow", "--json", "--timeout", "0")
+    called = call_database(*tail)
+    assert (called.code, [row["payload"] for row in called.rows()]) == (1, ["old"])
+    assert "no event of orders came within 0 s" in called.err
+    # What is asked for by a cursor counts.
+    assert shown(call_database(*tail, "--after", f"{called.rows()[0]['cursor'].split(':')[0]}:0")) == ["old"]
+    real = Client.follow
+
+    def follow(client: Client, watcher: str, **given: Any) -> Any:
+        watched.store_events("new")
+        return real(client, watcher, **given)
+
+    monkeypatch.setattr(Client, "follow", follow)
+    assert shown(call_database(*tail)) == ["old", "new"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (("tail", "orders", "--timeout", "5"), "--timeout goes with --follow"),
         (("tail", "ordres"), "there is no watcher named 'ordres'"),
         (("tail", "orders", "--after", "7"), "TRIGGER_ID:EVENT_ID"),
         (("tail", "orders", "--after", "1000000:1"), "beyond the end"),

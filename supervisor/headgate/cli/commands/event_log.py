@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,23 +65,40 @@ def tail(
     after: Annotated[
         str | None, typer.Option(metavar="CURSOR", help="Print all after this place, as --json prints it.")
     ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="With --follow: wait for the next no longer than this."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the newest events of a watcher, or those after a cursor, in the order in which they were committed."""
+    """Print the newest events of a watcher, or those after a cursor, in the order in which they were committed.
+
+    With --timeout the exit code is 1 if none came in time, besides those that were stored before.
+    """
     from headgate.client import START, Client, Cursor
 
+    if timeout is not None and not follow:
+        raise CommandError("--timeout goes with --follow: without it nothing is waited for", exit_code=2)
+    old: set[int] = set()  # shown first, and not waited for
     with invocation(ctx).store() as store:
         client = Client(store.database)
         if after is None:
             newest = store.inspect.newest_events(watcher=watcher, limit=TAIL_EVENTS)
+            old = {event.id for event in newest}
             cursor = Cursor(newest[0].trigger_id, newest[0].id - 1) if newest else START
         else:
             cursor = Cursor.parse(after)
-        _print_events(client.follow(watcher, after=cursor, idle_s=None if follow else 0.0), as_json=as_json)
+        events = client.follow(watcher, after=cursor, idle_s=timeout if follow else 0.0)
+        came = _print_events(events, old, as_json=as_json)
+    if timeout is not None and not came:
+        raise CommandError(f"no event of {watcher} came within {timeout:g} s")
 
 
-def _print_events(events: Iterable[Event], *, as_json: bool) -> None:
+def _print_events(events: Iterable[Event], old: Collection[int], *, as_json: bool) -> bool:
+    """Print events; return whether one was none of ``old``."""
+    came = False
     for event in events:
+        came = came or event.id not in old
         try:
             payload = readable(event.payload)
         except ProtocolError:  # of a type that only the user's program knows
@@ -93,6 +110,7 @@ def _print_events(events: Iterable[Event], *, as_json: bool) -> None:
             line = "  ".join([exact(event.stored_at), str(event.id), event.key or "-", cell(payload)])
         sys.stdout.write(line + "\n")
         sys.stdout.flush()  # each line when it comes, also into a pipe
+    return came
 
 
 @events_app.command("put")

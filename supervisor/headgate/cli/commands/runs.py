@@ -56,6 +56,9 @@ class RunState(enum.StrEnum):
 def list_runs(
     ctx: typer.Context,
     dag: Annotated[str | None, typer.Argument(metavar="DAG", help="Only runs of this DAG.")] = None,
+    dag_option: Annotated[
+        str | None, typer.Option("--dag", metavar="DAG", help="The same, as other lists have it.")
+    ] = None,
     state: Annotated[
         list[RunState] | None, typer.Option(metavar="STATE", help="Only those in this state; may be repeated.")
     ] = None,
@@ -68,6 +71,9 @@ def list_runs(
     """List runs, the newest first."""
     from headgate.store.inspect.runs import RunLine
 
+    if dag is not None and dag_option is not None:
+        raise CommandError(f"name the DAG once: {dag}, or --dag {dag_option}", exit_code=2)
+    dag = dag_option if dag is None else dag
     with invocation(ctx).store() as store:
         states = [one.value for one in state or ()]
         page = partial(store.inspect.runs, dag=dag, states=states, since=since(since_text, store.inspect.now))
