@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tests.waiting import WITHIN_S
 
+from headgate.cli.main import _command_in, _commands
+
 
 def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -181,3 +183,32 @@ def test_config_show_knows_every_value_and_its_place(call: Any, home: Path, monk
     assert rows["database_url"]["source"] == "--db"
     assert rows["fernet_keys"]["value"] == "***"
     assert "drain_s" in call("config", "show").out
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("runs list", "runs"),
+        ("--db sqlite:///runs --debug up --web", "up"),
+        ("help up", "help"),
+        ("", None),
+        ("--help", None),
+        ("--db", None),
+        ("--db up", None),
+        ("--db=up runs", None),
+        ("rnus list", None),
+    ],
+)
+def test_the_command_that_is_called_is_known_before_any_is_read(line: str, named: str | None) -> None:
+    assert _command_in(line.split()) == named
+
+
+@pytest.mark.parametrize("name", ["runs", "up", "help"])
+def test_one_command_alone_is_as_it_is_among_all(name: str) -> None:
+    everything: Any = _commands(None)
+    alone: Any = _commands(name)
+    assert list(alone.commands) == [name]
+    one, other = everything.commands[name], alone.commands[name]
+    assert getattr(one, "commands", {}).keys() == getattr(other, "commands", {}).keys()
+    assert [param.opts for param in one.params] == [param.opts for param in other.params]
+    assert [param.opts for param in everything.params][:5] == [param.opts for param in alone.params][:5]

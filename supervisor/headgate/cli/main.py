@@ -7,6 +7,7 @@ traceback.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import traceback
@@ -141,9 +142,30 @@ def _global_options(
 
 
 @cache
-def _commands() -> Callable[..., object]:
-    """Return the application with all of its commands, whose signatures take longer to read than most take to run."""
-    return get_command(app)
+def _commands(name: str | None) -> Callable[..., object]:
+    """Return the application with this command, or with all: to read the signatures of all takes longer than most run.
+
+    A group has all of its commands.
+    """
+    if name is None:
+        return get_command(app)
+    one = copy.copy(app)
+    one.registered_commands = [command for command in app.registered_commands if command.name == name]
+    one.registered_groups = [group for group in app.registered_groups if group.name == name]
+    return get_command(one)
+
+
+def _command_in(arguments: Sequence[str]) -> str | None:
+    """Return the command, or the group, that is called; None if it takes all of them to say what is meant."""
+    names = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    words = iter(arguments)
+    for word in words:
+        if word in usage.GLOBAL_OPTIONS:
+            if usage.GLOBAL_OPTIONS[word]:
+                next(words, None)  # its value
+        else:
+            return word if word in names else None
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error("standard output is closed (>&-): send it to a file, or to /dev/null")
         return EXIT_ERROR
     try:
-        code = _commands()(args=given, prog_name="headgate", standalone_mode=False)
+        code = _commands(_command_in(given))(args=given, prog_name="headgate", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
