@@ -1,4 +1,4 @@
-"""``python -m tests.proof.remote_worker serve|send|listen``: processes of signals over gRPC that kill themselves.
+"""Processes of signals over gRPC that kill themselves, of `tests.lives`.
 
 - ``serve URL PORT`` serves signals.
 - ``send TARGET NUMBER COUNT`` sends its signals from the first on, and says what was answered. With ``--dedup`` it
@@ -16,6 +16,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from headgate.protocol import marks
@@ -79,14 +80,14 @@ def read(file: Path) -> list[tuple[int, str]]:
     return [(version, value) for version, value in map(json.loads, lines)]
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str]) -> None:
     flags = argparse.ArgumentParser()
     flags.add_argument("what", choices=("serve", "send", "listen"))
     flags.add_argument("where")
     flags.add_argument("more", nargs="+")
     flags.add_argument("--dies-after", type=int, default=0)
     flags.add_argument("--dedup", action="store_true")
-    given = flags.parse_args()
+    given = flags.parse_args(arguments)
     death = Death(given.dies_after)
     if given.what == "serve":
         marks.arm(death.at_mark)

@@ -1,4 +1,4 @@
-"""``python -m tests.proof.signal_worker URL send|count NUMBER COUNT, or URL consider``: a process with signals.
+"""A process with signals, of `tests.lives`: ``URL send|count NUMBER COUNT``, or ``URL consider``.
 
 A sender sends its signals by their dedups, from the first on, and says what was acknowledged. Another holds waits
 against them until it is ended. ``count`` is a program of a user's that sends its numbers under one key, one a call.
@@ -11,8 +11,8 @@ import argparse
 import os
 import random
 import signal
-import sys
 import time
+from collections.abc import Sequence
 
 from tests.store.harness import register
 
@@ -79,21 +79,20 @@ def consider(store: Store) -> None:
             continue
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str]) -> None:
     flags = argparse.ArgumentParser()
     flags.add_argument("url")
     flags.add_argument("what", choices=("send", "consider", "count"))
     flags.add_argument("numbers", nargs="*", type=int)
+    flags.add_argument("--keys", default="")
     flags.add_argument("--dies-one-in", type=int, default=0)
-    given = flags.parse_args()
+    given = flags.parse_args(arguments)
     if given.dies_one_in:
         die_by_chance(given.dies_one_in)
     if given.what == "count":
         count(given.url, *given.numbers)
-        sys.exit()
-    with Store(
-        open_engine(given.url), secrets=Secrets([os.environ["HEADGATE_FERNET_KEYS"]], source="the test")
-    ) as opened:
+        return
+    with Store(open_engine(given.url), secrets=Secrets([given.keys], source="the test")) as opened:
         if given.what == "send":
             send(opened, *given.numbers)
         else:

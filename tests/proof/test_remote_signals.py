@@ -6,8 +6,6 @@ import math
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.lives import Life, Lives
 from tests.proof.remote_worker import AT_ONCE_MAX, KEY, LAST, TOKEN, read
-from tests.waiting import ALL_WITHIN_S, WITHIN_S
+from tests.waiting import ALL_WITHIN_S
 
 from headgate.client import open_client
 from headgate.signals.remote import GrpcSignalService
@@ -85,7 +84,8 @@ def test_whatever_is_wrong_is_found(
 class Processes:
     """Runs workers, and starts those that were killed again."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, lives: Lives, url: str) -> None:
+        self._lives = lives
         self._url = url
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -93,31 +93,29 @@ class Processes:
         self.target = f"127.0.0.1:{self._port}"
         self.kills: Counter[str] = Counter()
         self.is_over = threading.Event()
-        self._server: subprocess.Popen[str] | None = None
 
     def serve(self) -> None:
         """Keep a server running until it is over; the last one ends in order."""
         for life in range(1000):
             dies = f"--dies-after={random.randint(1, SERVER_MARKS_MAX) if life < SERVER_KILLS else 0}"
-            command = _command("serve", self._url, self._port, dies)
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-                assert server.stdout is not None
-                server.stdout.readline()  # it serves
-                self._see_to_its_end(server, math.inf if life < SERVER_KILLS else random.uniform(0.0, SERVER_S_MAX))
-            if server.returncode == 0:
+            server = self._lives.start("serve", self._url, self._port, dies)
+            server.said.readline()  # it serves
+            code = self._end_of(server, math.inf if life < SERVER_KILLS else random.uniform(0.0, SERVER_S_MAX))
+            said = server.close()
+            if code == 0:
                 return
+            assert code == -signal.SIGKILL, f"the server has left with {code}: {said}"
             self.kills["server"] += 1
 
-    def _see_to_its_end(self, server: subprocess.Popen[str], within_s: float) -> None:
+    def _end_of(self, server: Life, within_s: float) -> int:
         ends_at = time.monotonic() + within_s
-        while server.poll() is None:
+        while (code := server.poll()) is None:
             if self.is_over.wait(0.02):
-                server.terminate()
-                assert server.wait(WITHIN_S) == 0
+                server.send_signal(signal.SIGTERM)
+                assert server.wait() == 0
             elif time.monotonic() >= ends_at:
                 server.kill()
-                server.wait(WITHIN_S)
-        assert server.returncode in (0, -signal.SIGKILL), f"the server has left with {server.returncode}"
+        return code
 
     def send(self, number: int) -> str:
         """Have a sender send all that it has to; return what it was answered."""
@@ -135,27 +133,20 @@ class Processes:
         said = ""
         for life in range(kills + 1):
             dies = f"--dies-after={random.randint(1, steps_max) if life < kills else 0}"
-            ran = subprocess.run(
-                _command(kind, self.target, *arguments, dies),
-                capture_output=True, text=True, timeout=WITHIN_S, check=False,
-            )  # fmt: skip
-            said += ran.stdout
-            assert ran.returncode == (-signal.SIGKILL if life < kills else 0), ran.stderr
+            code, told = self._lives.run(kind, self.target, *arguments, dies)
+            assert code == (-signal.SIGKILL if life < kills else 0), told
+            said += told
             self.kills[kind] += life < kills
         return said
-
-
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tests.proof.remote_worker", *arguments]
 
 
 @pytest.mark.campaign
 def test_whoever_is_killed_each_signal_is_stored_once_and_each_version_heard_once(
     database_url: str, tmp_path: Path
 ) -> None:
-    processes = Processes(database_url)
     files = [tmp_path / f"heard-{number}" for number in range(LISTENERS)]
-    with ThreadPoolExecutor(SENDERS + LISTENERS + 1) as threads:
+    with Lives("tests.proof.remote_worker") as lives, ThreadPoolExecutor(SENDERS + LISTENERS + 1) as threads:
+        processes = Processes(lives, database_url)
         serving = threads.submit(processes.serve)
         try:
             listening = [threads.submit(processes.listen, file) for file in files]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
+from tests.lives import Lives
 from tests.proof.history.signal_history import Acknowledged, Record, Stored, Waited, check
 from tests.proof.signal_worker import KEYS
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
-from tests.waiting import ALL_WITHIN_S, WITHIN_S
+from tests.waiting import ALL_WITHIN_S
 
 from headgate.client import open_client
 from headgate.protocol.messages.dags import StartTrigger, TaskSpec
@@ -34,48 +31,38 @@ CONSIDERERS = 2
 class Processes:
     """Starts processes again and again until they are done; counts those that were killed."""
 
-    def __init__(self, url: str, keys: str, folder: Path) -> None:
-        self._command = [sys.executable, "-m", "tests.proof.signal_worker", url]
-        self._environment = os.environ | {"HEADGATE_FERNET_KEYS": keys}
-        self._folder = folder
+    def __init__(self, lives: Lives, url: str, keys: str) -> None:
+        self._lives = lives
+        self._url = url
+        self._keys = f"--keys={keys}"
         self.kills = 0
-        self.is_over = False
+        self.is_over = threading.Event()
 
     def send(self, number: int) -> list[Acknowledged]:
         """Have a sender send all that it has to; return what was acknowledged to any of its lives."""
         told: list[Acknowledged] = []
         for life in range(1000):
-            dies = ["--dies-one-in", str(DIES_ONE_IN + life)]
-            ran = subprocess.run(
-                [*self._command, "send", str(number), str(COUNT), *dies],
-                env=self._environment, capture_output=True, text=True, timeout=WITHIN_S, check=False,
-            )  # fmt: skip
-            lines = [line.split() for line in ran.stdout.splitlines()]
+            dies = f"--dies-one-in={DIES_ONE_IN + life}"
+            code, said = self._lives.run(self._url, "send", str(number), str(COUNT), self._keys, dies)
+            lines = [line.split() for line in said.splitlines()]
             told += [Acknowledged(words[0], words[1], int(words[2])) for words in lines if len(words) == 3]
-            if ran.returncode == 0:
+            if code == 0:
                 return told
-            assert ran.returncode == -signal.SIGKILL, ran.stderr
+            assert code == -signal.SIGKILL, said
             self.kills += 1
         raise AssertionError("it never came to its end")
 
-    def consider(self, number: int) -> None:
+    def consider(self) -> None:
         """Have waits considered until it is over."""
-        while not self.is_over:
-            dies = ["--dies-one-in", "4"]
-            with (self._folder / f"considerer-{number}").open("w") as output:
-                process = subprocess.Popen(
-                    [*self._command, "consider", *dies], env=self._environment, stderr=output, stdout=output
-                )
-                while process.poll() is None and not self.is_over:
-                    try:
-                        process.wait(0.1)
-                    except subprocess.TimeoutExpired:
-                        continue
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-            if not self.is_over:
-                assert process.returncode == -signal.SIGKILL, (self._folder / f"considerer-{number}").read_text()
+        while not self.is_over.is_set():
+            process = self._lives.start(self._url, "consider", self._keys, "--dies-one-in=4")
+            while (code := process.poll()) is None and not self.is_over.wait(0.02):
+                continue
+            if code is None:
+                process.kill()
+            said = process.close()
+            if not self.is_over.is_set():
+                assert code == -signal.SIGKILL, said
                 self.kills += 1
 
 
@@ -119,7 +106,7 @@ def history(store: Store, query: Query, run: int) -> list[Record]:
 
 @pytest.mark.campaign
 def test_no_version_is_missing_or_given_twice_and_each_wait_ends_with_the_first_that_fits(
-    database_url: str, query: Query, tmp_path: Path
+    database_url: str, query: Query
 ) -> None:
     keys = Fernet.generate_key().decode()
     with Store(open_engine(database_url), secrets=Secrets([keys], source="the test")) as store:
@@ -128,14 +115,14 @@ def test_no_version_is_missing_or_given_twice_and_each_wait_ends_with_the_first_
         # Which trigger is whose: the row of a task refers to it only while it waits.
         query("DROP TABLE IF EXISTS signal_task")
         query("CREATE TABLE signal_task AS SELECT id AS instance, trigger_id FROM task_instance")
-        processes = Processes(database_url, keys, tmp_path)
-        with ThreadPoolExecutor(SENDERS + CONSIDERERS) as pool:
-            considering = [pool.submit(processes.consider, number) for number in range(CONSIDERERS)]
+        with Lives("tests.proof.signal_worker") as lives, ThreadPoolExecutor(SENDERS + CONSIDERERS) as pool:
+            processes = Processes(lives, database_url, keys)
+            considering = [pool.submit(processes.consider) for _ in range(CONSIDERERS)]
             sending = [pool.submit(processes.send, number) for number in range(SENDERS)]
             try:
                 told = [said for sender in sending for said in sender.result(ALL_WITHIN_S)]
             finally:
-                processes.is_over = True
+                processes.is_over.set()
             for one in considering:
                 one.result(ALL_WITHIN_S)
         epoch = tasks.register()
@@ -152,13 +139,16 @@ def test_no_version_is_missing_or_given_twice_and_each_wait_ends_with_the_first_
 
 @pytest.mark.campaign
 def test_eight_processes_that_send_a_thousand_each_to_one_key_give_1_to_8000(database_url: str) -> None:
-    command = [sys.executable, "-m", "tests.proof.signal_worker", database_url, "count"]
-    with ExitStack() as stack:
-        senders = [subprocess.Popen([*command, str(number), str(EACH)]) for number in range(SENDERS)]
+    with Lives("tests.proof.signal_worker") as lives:
+        senders = [lives.start(database_url, "count", str(number), str(EACH)) for number in range(SENDERS)]
+        try:
+            ended = [sender.wait(ALL_WITHIN_S) for sender in senders]
+        finally:
+            for sender in senders:
+                sender.kill()
+        assert ended == [0] * SENDERS, [sender.said.read() for sender in senders]
         for sender in senders:
-            stack.callback(sender.wait)
-            stack.callback(sender.kill)
-        assert [sender.wait(ALL_WITHIN_S) for sender in senders] == [0] * SENDERS
+            sender.close()
     with open_client(database_url) as client:
         found = [one for after in range(0, SENDERS * EACH, 1000) for one in client.list_signals(KEYS[0], after=after)]
     assert [one.version for one in found] == list(range(1, SENDERS * EACH + 1))
