@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 from benchmarks.filling import Filled, fill
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, insert, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 from tests.cli.test_audit import refuse
+from tests.client.harness import BILLS, Watched, bills, payloads
 from tests.supervisor.tasks_harness import Tasks, task_states
 from tests.web.test_plans import SIZES, Listened, listening
 
 from benchmarks import bench_web
+from headgate.client import Send, open_client
 from headgate.store.access import roles
 from headgate.store.access.audit import Actor
 from headgate.store.access.tables import SECRETS
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import StoreError
+from headgate.store.signals import sending
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 from headgate.store.tables import metadata
@@ -32,6 +36,11 @@ def database_url(make_migrated_postgres_url: Callable[[], str]) -> str:
     return make_migrated_postgres_url()
 
 
+def url_of(database_url: str, role: str) -> str:
+    """The URL with which a process connects as a role, to which `engines` gives the password."""
+    return make_url(database_url).set(username=role, password="of tests").render_as_string(hide_password=False)
+
+
 @pytest.fixture
 def engines(database_url: str, store: Store) -> Iterator[dict[str, Engine]]:
     """Engines that connect as each role; the roles are of the whole server, and stay."""
@@ -41,11 +50,7 @@ def engines(database_url: str, store: Store) -> Iterator[dict[str, Engine]]:
         for role in roles.ROLES:
             superuser.exec_driver_sql(f"ALTER ROLE {role} LOGIN PASSWORD 'of tests'")
         superuser.commit()
-    url = make_url(database_url)
-    of = {
-        role: open_engine(url.set(username=role, password="of tests").render_as_string(hide_password=False))
-        for role in roles.ROLES
-    }
+    of = {role: open_engine(url_of(database_url, role)) for role in roles.ROLES}
     yield of
     for engine in of.values():
         engine.dispose()
@@ -126,6 +131,80 @@ def test_each_role_may_do_what_its_process_does_and_no_more(engines: dict[str, E
     with Store(engines[roles.SUPERVISOR], secrets=store.database.secrets) as runs:
         runs.scheduling.plan(etl.epoch)
         runs.add_watcher("w2", "a.B", {})
+
+
+def test_a_program_needs_no_more_than_its_role_to_consume(
+    engines: dict[str, Engine], store: Store, database_url: str
+) -> None:
+    watched = Watched(store)
+    watched.store_events("a", "b", "bad", "c")
+    with store.database.engine.begin() as superuser:
+        BILLS.metadata.create_all(superuser)
+        superuser.exec_driver_sql(f"GRANT SELECT, INSERT ON {BILLS.name} TO {roles.CONSUMER}")
+    with open_client(url_of(database_url, roles.CONSUMER)) as client:
+        assert payloads(client.follow("orders", idle_s=0.0)) == ["a", "b", "bad", "c"]
+        assert client.events("orders", after=client.newest("orders")) == []
+        consumer = client.add_consumer("billing", "orders", max_deliveries=1)
+        is_mended = False
+
+        def bill() -> None:
+            with suppress(ValueError), consumer.batch(3) as batch:
+                for event in batch:
+                    if event.payload == "bad" and not is_mended:
+                        raise ValueError(event.payload)
+                    batch.connection.execute(insert(BILLS).values(event_id=event.id, payload=event.payload))
+
+        while consumer.wait(timeout_s=0.0):
+            bill()
+        assert bills(watched) == ["a", "b", "c"]
+        with Store(engines[roles.CONSUMER], secrets=Secrets.none()) as verbs:
+            (letter,) = verbs.consumers.letters("billing")
+            for is_mended in (False, True):
+                verbs.consumers.redeliver("billing", letter.event_id)
+                assert consumer.wait(timeout_s=0.0)
+                bill()
+        assert bills(watched) == ["a", "b", "bad", "c"]
+        assert client.consumer("billing").name == "billing"
+        client.remove_consumer("billing")
+
+
+def test_a_program_needs_no_more_than_its_role_to_send(
+    engines: dict[str, Engine], etl: Tasks, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "VERSIONS_KEPT_MAX", 2)
+    with open_client(url_of(database_url, roles.CONSUMER)) as client:
+        assert client.send_signal("k", 1).version == 1
+        client.send_signal("k", 2, run=("etl", "r1"))
+        client.send_signal("k", 3)
+        assert [one.value for one in client.listen_signal("k", after=0, idle_s=0.0)] == [2, 3]
+        assert client.send_and_start("etl", [Send("k", 4)])[1] is None
+        etl.store.tasks.cancel_run(etl.run)
+        _, run_id = client.send_and_start("etl", [Send("k", 5)])
+        assert run_id is not None
+    for statement in (
+        "DELETE FROM variable",
+        "DELETE FROM trigger_event",
+        "UPDATE trigger SET queue = 'x'",
+        "UPDATE dag SET spec = ''",
+        "UPDATE dag SET is_paused = true",
+        "UPDATE task_instance SET state = 'success'",
+        "INSERT INTO audit DEFAULT VALUES",
+        "SELECT kwargs FROM trigger",
+        "SELECT * FROM web_user",
+    ):
+        assert is_refused(engines[roles.CONSUMER], statement), statement
+
+
+@pytest.mark.parametrize("role", roles.ROLES[1:])
+def test_tables_of_users_keep_their_rights(engines: dict[str, Engine], store: Store, role: str) -> None:
+    with store.database.engine.begin() as superuser:
+        BILLS.metadata.create_all(superuser)
+        superuser.exec_driver_sql(f"GRANT SELECT ON {BILLS.name} TO {role}")
+        superuser.exec_driver_sql(f"GRANT DELETE ON {roles.REVISION_TABLE} TO {role}")
+        for statement in roles.statements():  # as after an upgrade
+            superuser.exec_driver_sql(statement)
+    assert not is_refused(engines[role], f"SELECT * FROM {BILLS.name}")
+    assert is_refused(engines[role], f"DELETE FROM {roles.REVISION_TABLE}")
 
 
 @pytest.mark.parametrize("role", [roles.READER, roles.WEB])
