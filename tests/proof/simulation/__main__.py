@@ -18,12 +18,15 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tests.proof import document as proof
-from tests.proof.simulation import judging, records
-from tests.proof.simulation import proof as counts
-from tests.proof.simulation.families import FamilyName, family
+from headgate.protocol.startup import without_collections
+
+with without_collections():  # to import takes longer than a seed, and this is started again and again
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from tests.proof import document as proof
+    from tests.proof.simulation import judging, records
+    from tests.proof.simulation import proof as counts
+    from tests.proof.simulation.families import FamilyName, family
 
 MUTANTS = {name: section.mutants for name, section in counts.SECTIONS.items()}
 FAILURES_SHOWN_MAX = 10

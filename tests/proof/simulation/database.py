@@ -7,9 +7,11 @@ what makes SQLAlchemy fast.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +41,7 @@ CLASSPATH = "tests.proof.simulation.triggers.SimulatedTrigger"
 EPOCH_OF_TIME = datetime(2030, 1, 1, tzinfo=UTC)  # simulated second 0
 POISON = "poison"  # of a payload that the database refuses
 NAME = "simulated"
+MIGRATED = "SIMULATION_DATABASE"  # names a file of SQLite with the tables, for who starts many simulations
 
 Result = TypeVar("Result")
 
@@ -78,6 +81,9 @@ def _template(names: tuple[str, ...]) -> sqlite3.Connection:
         with open_store() as store:
             for name in names:
                 add(store, name)
+    elif MIGRATED in os.environ:
+        with closing(sqlite3.connect(os.environ[MIGRATED])) as migrated:
+            migrated.backup(_raw())
     else:
         upgrade(_engine)
     _raw().backup(template)

@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import pytest
 from tests.proof.simulation import judging, records
+from tests.proof.simulation.database import MIGRATED
 from tests.proof.simulation.families import FAMILIES, FamilyName, family
+from tests.store.harness import migrated_sqlite
 from tests.waiting import ALL_WITHIN_S
 
 from headgate.store.scheduling.planning import _Evaluation
@@ -36,12 +39,24 @@ JOBS = 2
 MANY_FAULTS_FROM = 1000  # a range of seeds in which there are some with several faults
 
 
-def simulate(name: FamilyName, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own: the simulation silences logs and seeds the scheduler for good."""
+class Simulate(Protocol):
+    """Runs the command in a process of its own: the simulation silences logs and seeds the scheduler for good."""
+
+    def __call__(self, name: FamilyName, *arguments: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture(scope="module")
+def simulate(tmp_path_factory: pytest.TempPathFactory) -> Simulate:
+    migrated = tmp_path_factory.mktemp("simulation") / "migrated.db"
+    migrated.write_bytes(migrated_sqlite())
+    return partial(_simulate, migrated)
+
+
+def _simulate(migrated: Path, name: FamilyName, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.proof.simulation", *family(name).option.split(), *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "random"},
+        env={**os.environ, "PYTHONHASHSEED": "random", MIGRATED: str(migrated)},
         capture_output=True,
         text=True,
         timeout=ALL_WITHIN_S,
@@ -50,13 +65,15 @@ def simulate(name: FamilyName, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_seed_loses_an_event_or_a_task_or_takes_one_twice(name: FamilyName) -> None:
+def test_no_seed_loses_an_event_or_a_task_or_takes_one_twice(simulate: Simulate, name: FamilyName) -> None:
     done = simulate(name, "--seeds", str(SEEDS[name]), "--jobs", str(JOBS))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("name", "seed"), SEEDS_REPEATED)
-def test_a_seed_gives_the_same_history_byte_for_byte_in_a_new_process(name: FamilyName, seed: int) -> None:
+def test_a_seed_gives_the_same_history_byte_for_byte_in_a_new_process(
+    simulate: Simulate, name: FamilyName, seed: int
+) -> None:
     first, second = (simulate(name, "--seed", str(seed), "--digest") for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert len(first.stdout.strip()) == 64
@@ -102,7 +119,9 @@ def test_shrinking_leaves_what_a_failure_needs_and_no_more(needed: list[int]) ->
         ("tasks", "outcome-stored-without-xcoms", "lost XComs"),
     ],
 )
-def test_a_failing_seed_prints_the_one_command_that_shows_it(name: FamilyName, mutant: str, finding: str) -> None:
+def test_a_failing_seed_prints_the_one_command_that_shows_it(
+    simulate: Simulate, name: FamilyName, mutant: str, finding: str
+) -> None:
     failing = simulate(name, "--mutant", mutant, "--seeds", "1")
     assert failing.returncode == 1
     command = next(line.strip() for line in failing.stderr.splitlines() if "python -m tests.proof.simulation" in line)
