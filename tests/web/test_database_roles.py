@@ -159,10 +159,13 @@ def test_a_program_needs_no_more_than_its_role_to_consume(
         assert bills(watched) == ["a", "b", "c"]
         with Store(engines[roles.CONSUMER], secrets=Secrets.none()) as verbs:
             (letter,) = verbs.consumers.letters("billing")
-            for is_mended in (False, True):
-                verbs.consumers.redeliver("billing", letter.event_id)
-                assert consumer.wait(timeout_s=0.0)
-                bill()
+            verbs.consumers.redeliver("billing", letter.event_id)
+            assert consumer.wait(timeout_s=0.0)
+            bill()  # and fails again
+            is_mended = True
+            verbs.consumers.redeliver("billing", letter.event_id)
+            assert consumer.wait(timeout_s=0.0)
+            bill()
         assert bills(watched) == ["a", "b", "bad", "c"]
         assert client.consumer("billing").name == "billing"
         client.remove_consumer("billing")

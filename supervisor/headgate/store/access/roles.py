@@ -31,8 +31,8 @@ OF_USERS: Final = frozenset({"web_user", "web_session", "web_guess", "web_browse
 # What the pages never write, whatever somebody asks them for, but for single columns that are granted below.
 NOT_OF_WEB: Final = frozenset({"variable", "connection", "encryption_key", "web_user", "audit", "triggerer"})
 
-# What `headgate.client` writes: places and letters of consumers, signals, and the runs that it starts with them. To lock
-# a row is to be allowed to change a column of it.
+# What `headgate.client` writes: places and letters of consumers, signals, and the runs that it starts with them. To
+# lock a row is to be allowed to change a column of it.
 OF_CONSUMERS: Final = {
     "consumer": "INSERT, UPDATE, DELETE",
     "consumer_letter": "INSERT, UPDATE, DELETE",
