@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from tests.store.harness import register
 from headgate.cli.commands import status as status_module
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger
 from headgate.scheduling.why import RunnerEnds
+from headgate.store.db.engine import open_engine
+from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway, StoreError
 from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatus, encode_status
 from headgate.store.store import Store
@@ -92,6 +95,23 @@ def test_a_supervisor_of_this_machine_whose_process_is_gone_is_gone_at_once(
     called = call_database("status")
     assert called.code == 1
     assert "is gone; another takes its triggers over" in called.out
+
+
+def test_a_database_that_is_read_only_is_exit_code_3_if_no_supervisor_is_alive(
+    call: Any, make_migrated_postgres_url: Callable[[], str], home: Path
+) -> None:
+    url = make_migrated_postgres_url()
+    with Store(open_engine(url), secrets=Secrets.open(home, None, makes_file=True)) as store:
+        epoch = register(store)
+        assert call("--db", url, "status").code == 0  # and the key is registered
+        with store.database.writing() as tx:
+            name = tx.connection.exec_driver_sql("SELECT current_database()").scalar_one()
+            tx.connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        assert call("--db", url, "status").code == 0  # one is alive, so it writes: this session alone cannot
+        store.release_triggerer(epoch)
+    called = call("--db", url, "status")
+    assert (called.code, called.out) == (3, "")
+    assert f"{name} is read-only: default_transaction_read_only is on" in called.err
 
 
 def test_a_database_that_cannot_be_used_is_exit_code_3(call: Any, tmp_path: Path, home: Path) -> None:

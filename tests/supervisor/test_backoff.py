@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from headgate.store.errors import DatabaseAway, DatabaseFault
-from headgate.supervisor.backoff import DatabaseOutage, DatabaseRetry, RateBackoff
+from headgate.supervisor.backoff import KINDS_LOGGED_MAX, DatabaseOutage, DatabaseRetry, RateBackoff
 
 AWAY = DatabaseAway("postgresql://db", "connection refused")
 
@@ -80,6 +80,28 @@ def test_another_class_of_error_during_an_outage_is_logged_too(outage: DatabaseO
         events.failed(read_only, 1.0)
         events.failed(AWAY, 2.0)
     assert [record["error"] for record in logs] == [str(AWAY), str(read_only)]
+
+
+def test_another_kind_of_error_of_the_same_class_is_logged_too_and_is_the_reason(outage: DatabaseOutage) -> None:
+    events = retry_of("events", outage)
+    reasons = ["refused (port 5432)", "cannot execute INSERT", "refused (port 5433)", 'FATAL: no slot for "a"']
+    with capture_logs() as logs:
+        assert outage.reason() == ""
+        for now, reason in enumerate(reasons):
+            events.failed(DatabaseAway("postgresql://db", reason), float(now))
+            assert outage.reason() == reason
+        events.succeeded(10.0)
+        assert outage.reason() == ""
+    told = [record["error"] for record in logs if record["log_level"] == "warning"]
+    assert told == [str(DatabaseAway("postgresql://db", reasons[index])) for index in (0, 1, 3)]
+
+
+def test_an_outage_with_ever_new_errors_does_not_fill_the_log(outage: DatabaseOutage) -> None:
+    events = retry_of("events", outage)
+    with capture_logs() as logs:
+        for number in range(100):
+            events.failed(DatabaseFault("db", "x" * number), float(number))
+    assert len(logs) == KINDS_LOGGED_MAX
 
 
 def test_the_next_outage_is_logged_like_the_first(outage: DatabaseOutage) -> None:

@@ -33,7 +33,10 @@ class Health:
     def report(self, database: str, listeners: int, listeners_max: int) -> Report:
         """Return how it is now, with this kind of a database and so many who listen."""
         away_s = self.outage.away_s(time.monotonic())
-        checks = {"database": database_check(away_s), "staying": staying_check(is_leaving=self.is_leaving)}
+        checks = {
+            "database": database_check(away_s, self.outage.reason()),
+            "staying": staying_check(is_leaving=self.is_leaving),
+        }
         gauges: dict[tuple[str, Labels], float] = {
             (catalogue.SIGNALS_LISTENERS.name, ()): listeners,
             (catalogue.SIGNALS_LISTENERS_MAX.name, ()): listeners_max,

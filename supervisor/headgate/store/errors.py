@@ -29,10 +29,31 @@ class DatabaseAway(StoreError):
     is its URL without password.
     """
 
+    said = "is away"
+
     def __init__(self, database: str, reason: str) -> None:
-        super().__init__(f"the database {database} is away: {reason}")
+        super().__init__(f"the database {database} {self.said}: {reason}")
         self.database = database
         self.reason = reason
+
+
+class DatabaseReadOnly(DatabaseAway):
+    """The server answers, and takes no writes: a standby, in the middle of a failover or after it."""
+
+    said = "is read-only"
+
+
+class DatabaseLocked(DatabaseAway):
+    """The server answers, and another session has kept a lock on a table or a row for longer than is waited for."""
+
+    said = "waits for another session"
+
+    def __init__(self, database: str, reason: str, waited_s: float) -> None:
+        super().__init__(
+            database,
+            f"it holds a lock on headgate's tables or rows for longer than {waited_s:g} s ({reason}); to find it: "
+            f"SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity WHERE pg_blocking_pids(pid) <> '{{}}'",
+        )
 
 
 class DatabaseFault(StoreError):

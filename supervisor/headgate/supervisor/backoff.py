@@ -5,6 +5,7 @@ The waits are only computed: the caller passes the time, and asks when to try ag
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -84,6 +85,8 @@ class RateBackoff:
 
 TOLD_AFTER = 3
 TROUBLE_CHARS_MAX = 500
+KINDS_LOGGED_MAX = 8  # of one outage
+_VARIES = re.compile(r"\d+|\"[^\"]*\"|'[^']*'")  # numbers and quoted names: two errors of one kind may differ in them
 
 
 class DatabaseOutage:
@@ -96,22 +99,32 @@ class DatabaseOutage:
         self._figures = Figures() if figures is None else figures
         self._failing: dict[str, tuple[int, str]] = {}  # how often in a row, and the last error
         self._began_at = 0.0
-        self._logged: set[type[Exception]] = set()
+        self._logged: set[tuple[type[Exception], str]] = set()
+        self._reason = ""
 
     def failed(self, duty: str, error: Exception, now: float, retry_in_s: float) -> None:
-        """Count a duty as failing. Logs the first error of each class: a database may be away, and then read-only."""
+        """Count a duty as failing. Logs the first error of each kind: a database may be away, and then read-only.
+
+        Errors without a code tell by their texts alone what has happened, so a kind is a class and a text.
+        """
         self._figures.add(catalogue.DATABASE_ERRORS)
         if not self._failing:
             self._began_at = now
             self._logged.clear()
         self._failing[duty] = (self._failing.get(duty, (0, ""))[0] + 1, str(error))
-        if type(error) not in self._logged:
-            self._logged.add(type(error))
+        self._reason = " ".join(str(getattr(error, "reason", error)).split())[:TROUBLE_CHARS_MAX]
+        kind = type(error), _VARIES.sub("", str(error))
+        if kind not in self._logged and len(self._logged) < KINDS_LOGGED_MAX:
+            self._logged.add(kind)
             log.warning("the database cannot be used", duty=duty, error=str(error), retry_in_s=round(retry_in_s, 3))
 
     def away_s(self, now: float) -> float:
         """Return for how long the database could not be used by now; 0 if it can."""
         return max(0.001, now - self._began_at) if self._failing else 0.0
+
+    def reason(self) -> str:
+        """Return why the database could not be used last, without its URL; "" if it can be used."""
+        return self._reason if self._failing else ""
 
     def trouble(self) -> str:
         """Return a duty that has failed `TOLD_AFTER` times in a row or more, and why; "" if there is none.

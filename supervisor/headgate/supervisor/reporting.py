@@ -178,7 +178,7 @@ class Reporter:
         return {
             "lease": (lasts_s > 0, held if leases.is_held else "no lease yet"),
             "runner": (runner.state is RunnerState.RUNNING, f"the runner is {runner.state.value}"),
-            "database": database_check(self._outage.away_s(now)),
+            "database": database_check(self._outage.away_s(now), self._outage.reason()),
             "staying": staying_check(is_leaving=self._core.is_leaving),
         }
 

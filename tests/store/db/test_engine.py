@@ -31,6 +31,8 @@ from headgate.store.db.times import DatabaseNow, UtcDateTime
 from headgate.store.errors import (
     DatabaseAway,
     DatabaseFault,
+    DatabaseLocked,
+    DatabaseReadOnly,
     RowsRefused,
     SchemaOutOfDate,
     UnsupportedDatabase,
@@ -185,7 +187,11 @@ def test_every_postgresql_connection_has_limits_and_is_durable(make_postgres_url
         name = connection.info.dbname
         connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
         connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+        if connection.info.server_version >= 140000:
+            connection.execute(f"ALTER DATABASE {name} SET idle_session_timeout = '1min'")
     with open_engine(url).connect() as connection_:
+        idle = connection_.exec_driver_sql("SELECT current_setting('idle_session_timeout', true)").scalar()
+        assert idle in ("0", None)  # None: an old server, which does not have it
         values = {
             name: connection_.exec_driver_sql(f"SHOW {name}").scalar()
             for name in (
@@ -304,8 +310,12 @@ def test_a_row_held_for_too_long_is_away_and_not_waited_for_for_ever(postgres_ur
         with store.database.writing() as tx:
             tx.connection.execute(text("SET lock_timeout = '10ms'"))
         other.execute("SELECT 1 FROM triggerer FOR UPDATE")
-        with pytest.raises(DatabaseAway, match="lock timeout"):
+        with pytest.raises(DatabaseAway, match="lock timeout") as told:
             store.heartbeat(epoch)
+        assert " is away" not in str(told.value)
+        assert "longer than 5 s" in str(told.value)
+        with psycopg.connect(postgres_url, autocommit=True) as third:  # what it says to ask can be asked
+            third.execute(str(told.value).partition("to find it: ")[2])
         other.rollback()
         store.heartbeat(epoch)
 
@@ -378,8 +388,8 @@ def test_no_fault_of_postgresql_is_taken_for_a_fault_of_the_rows() -> None:
         ("40P01", DatabaseAway),  # deadlock
         ("53100", DatabaseAway),  # disk full
         ("53300", DatabaseAway),  # too many connections
-        ("55P03", DatabaseAway),  # lock timeout
-        ("25006", DatabaseAway),  # a standby
+        ("55P03", DatabaseLocked),  # lock timeout
+        ("25006", DatabaseReadOnly),  # a standby
         ("25P03", DatabaseAway),  # idle in transaction
         ("08006", DatabaseAway),
         ("28P01", DatabaseAway),

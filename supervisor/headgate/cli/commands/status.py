@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from headgate.scheduling.status_facts import Problem
+    from headgate.store.store import Store
 
 EXIT_NO_DATABASE = 3
 TOP_INTERVAL_S = 2.0
@@ -42,6 +43,7 @@ def status(
     try:
         with call.store() as store:
             found = store.inspect.status(liveness=liveness)
+            _refuse_if_read_only(store, found)
     except (StoreError, CommandError) as error:
         raise CommandError(str(error), exit_code=EXIT_NO_DATABASE) from error
     if as_json:
@@ -49,6 +51,17 @@ def status(
     else:
         _print(found, verbose=verbose)
     raise typer.Exit(exit_code(found))
+
+
+def _refuse_if_read_only(store: Store, found: list[Problem]) -> None:
+    """Raise `DatabaseReadOnly` if no supervisor is alive because none can write: to start one would not help."""
+    from headgate.store.db.engine import database_name
+    from headgate.store.errors import DatabaseReadOnly
+
+    if any(problem.reason == "no_supervisor" for problem in found):
+        why = store.inspect.why_read_only()
+        if why is not None:
+            raise DatabaseReadOnly(database_name(store.database.engine), why)
 
 
 def top(

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING
 from sqlalchemy import exc
 from sqlalchemy.engine import make_url
 
-from headgate.store.errors import DatabaseAway, DatabaseFault, RowsRefused, SchemaOutOfDate, StoreError
+from headgate.store.db.engine import LOCK_TIMEOUT_S
+from headgate.store.errors import (
+    DatabaseAway,
+    DatabaseFault,
+    DatabaseLocked,
+    DatabaseReadOnly,
+    RowsRefused,
+    SchemaOutOfDate,
+    StoreError,
+)
 
 if TYPE_CHECKING:
     import psycopg
@@ -65,12 +74,12 @@ _CLASS_REFUSED = frozenset(
 # An error while connecting has no code, only the server's text (here in English).
 _NOT_THERE = re.compile(r'FATAL: +((?:database|role) ".*" does not exist)')
 _CODES = {
-    "25006": DatabaseAway,  # read only: a standby, in the middle of a failover
+    "25006": DatabaseReadOnly,  # read only: a standby, in the middle of a failover
     "25P03": DatabaseAway,  # idle in transaction for too long: this process was stopped
     "25P04": DatabaseAway,  # a transaction that took too long
     "26000": DatabaseAway,  # a prepared statement does not exist: a connection pooler switched servers
     "0A000": DatabaseAway,  # a cached plan no longer fits, because the schema was upgraded; a new connection solves it
-    "55P03": DatabaseAway,  # a lock was not available in time
+    "55P03": DatabaseLocked,  # a lock was not available in time
     "55006": DatabaseAway,  # an object is in use
     "42P01": SchemaOutOfDate,  # no such table
     "42703": SchemaOutOfDate,  # no such column
@@ -170,6 +179,10 @@ def _translate_postgresql(error: psycopg.Error, database: str) -> StoreError:
             return RowsRefused(reason)
         away = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
         return DatabaseAway(database, reason) if away else DatabaseFault(database, reason)
+    if _CODES.get(code) is DatabaseReadOnly:
+        return DatabaseReadOnly(database, reason)
+    if _CODES.get(code) is DatabaseLocked:
+        return DatabaseLocked(database, reason, LOCK_TIMEOUT_S)
     if _CODES.get(code) is DatabaseAway or code[:2] in _CLASS_AWAY:
         return DatabaseAway(database, reason)
     if _CODES.get(code) is SchemaOutOfDate:

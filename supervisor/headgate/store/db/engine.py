@@ -186,7 +186,8 @@ _CONNECT_ARGS = {
 
 # Fencing relies on READ COMMITTED: a statement that waited for a row sees its newest version (I10).
 # A role or a database may set synchronous_commit to a weaker value than on, which would break I1; stronger is fine.
-# The last six say how values are written, and are what the driver and headgate can read.
+# The six before the last say how values are written, and are what the driver and headgate can read. A connection is
+# kept while nothing happens, so the last takes the limit on that away; servers before 14 do not have it.
 _SESSION = f"""
 SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_S}s', false),
        set_config('statement_timeout', '{STATEMENT_TIMEOUT_S}s', false),
@@ -199,7 +200,9 @@ SELECT set_config('lock_timeout', '{LOCK_TIMEOUT_S}s', false),
        set_config('intervalstyle', 'postgres', false),
        set_config('timezone', 'UTC', false),
        set_config('extra_float_digits', '1', false),
-       set_config('bytea_output', 'hex', false)
+       set_config('bytea_output', 'hex', false),
+       CASE WHEN current_setting('idle_session_timeout', true) IS NOT NULL
+            THEN set_config('idle_session_timeout', '0', false) END
 """
 
 _READS_ONLY = f"""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
+from sqlalchemy import func, select
+
 from headgate.scheduling import contracts, status, why_tasks, why_triggers
 from headgate.scheduling.status_facts import Problem
 from headgate.scheduling.why import Answer, Supervisor
@@ -50,6 +52,16 @@ class Inspection(
     def now(self, tx: Tx) -> datetime:
         """Return the time by the database's clock."""
         return tx.now
+
+    @reading
+    def why_read_only(self, tx: Tx) -> str | None:
+        """Return why the server lets this session write nothing; None if it may write. SQLite is not asked."""
+        if not tx.is_postgresql:
+            return None
+        if tx.connection.execute(select(func.pg_is_in_recovery())).scalar_one():
+            return "it is a standby, and supervisors need the primary server"
+        is_read_only = tx.connection.execute(select(func.current_setting("transaction_read_only"))).scalar_one() == "on"
+        return "default_transaction_read_only is on, of the server, the database or the role" if is_read_only else None
 
     @reading
     def supervisors(self, tx: Tx, *, liveness: Liveness = BY_SILENCE) -> list[Supervisor]:

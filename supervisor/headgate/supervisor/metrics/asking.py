@@ -31,9 +31,9 @@ class Report(msgspec.Struct, frozen=True):
         return all(holds for holds, _ in self.checks.values())
 
 
-def database_check(away_s: float) -> tuple[bool, str]:
-    """Return the check of a database that could not be used for so long; 0 if it can."""
-    words = f"the database cannot be used for {away_s:.0f} s" if away_s else "the database is used"
+def database_check(away_s: float, reason: str) -> tuple[bool, str]:
+    """Return the check of a database that could not be used for so long, 0 if it can; ``reason`` is the last error."""
+    words = f"the database cannot be used for {away_s:.0f} s: {reason}" if away_s else "the database is used"
     return away_s <= AWAY_S_MAX, words
 
 
