@@ -26,6 +26,7 @@ from headgate.client import (
     NoSuchRow,
     NoSuchWatcher,
     StatementFailed,
+    ValueRefused,
 )
 from headgate.store import cleaning
 from headgate.store.consuming import places
@@ -244,6 +245,11 @@ def test_a_consumer_that_is_unknown_or_of_another_watcher_is_refused(watched: Wa
         client.add_consumer("more", "ordres")
     with pytest.raises(CursorRefused, match="beyond the end"):
         client.add_consumer("more", "orders", after=Cursor(watched.trigger_id, 10**6))
+    for wrong in (5, None):
+        with pytest.raises(BadName, match=f"the name of a consumer must be a str, not {wrong}"):
+            client.add_consumer(wrong, "orders")  # type: ignore[arg-type]
+    with pytest.raises(ValueRefused, match="max_deliveries must be from 1 to 1,000, or 0 for no limit: 'a'"):
+        client.add_consumer("typed", "orders", max_deliveries="a")  # type: ignore[arg-type]
     with pytest.raises(BadName):
         client.add_consumer("", "orders")
     assert [one.name for one in watched.store.consumers.all()] == ["billing"]

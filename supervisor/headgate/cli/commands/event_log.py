@@ -43,7 +43,7 @@ _CONSUMERS_SHOWN: tuple[Column, ...] = (
     *("handed_over", "moved_at", "created_date", "max_deliveries"),
     ("failures", lambda consumer: consumer.failures or None),
     ("set_aside", lambda consumer: consumer.set_aside or None),
-    ("last_error", lambda consumer: error_line(consumer.last_error) if consumer.last_error else None),
+    ("last_error", lambda consumer: error_line(consumer.last_error or "") if consumer.failures else None),
 )
 _LETTERS_SHOWN: tuple[Column, ...] = (
     *("event_id", "deliveries", "set_aside_at"),

@@ -28,6 +28,8 @@ _UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 def check_name(name: str, what: str, *, chars_max: int = NAME_CHARS_MAX, separators: str = "") -> str:
     """Return ``name``; raise `BadName` if it is empty, too long, or cannot be stored and shown safely."""
+    if not isinstance(name, str):
+        raise BadName(f"{what} must be a str, not {name!r:.100}")
     if not name or name != name.strip():
         raise BadName(f"{what} must not be empty or begin or end with a space: {name!r}")
     if len(name) > chars_max:
@@ -50,9 +52,9 @@ def check_classpath(classpath: str) -> str:
 
 def check_max_deliveries(max_deliveries: int) -> int:
     """Return a limit of deliveries. Raises `ValueRefused` if it is not from 0 to `MAX_DELIVERIES_MAX`."""
-    if not 0 <= max_deliveries <= MAX_DELIVERIES_MAX:
+    if type(max_deliveries) is not int or not 0 <= max_deliveries <= MAX_DELIVERIES_MAX:
         limits = f"from 1 to {MAX_DELIVERIES_MAX:,}, or 0 for no limit"
-        raise ValueRefused(f"max_deliveries must be {limits}: {max_deliveries}")
+        raise ValueRefused(f"max_deliveries must be {limits}: {max_deliveries!r:.100}")
     return max_deliveries
 
 

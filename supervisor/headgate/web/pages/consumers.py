@@ -67,7 +67,7 @@ COLUMNS = (
     Column("got", lambda row: row.handed_over, is_number=True, is_minor=True),
     Column("newest", lambda row: row.moved_at),
     Column("failures", lambda row: row.failures or None, is_number=True),
-    Column("last error", lambda row: Error(row.last_error) if row.last_error else None),
+    Column("last error", lambda row: Error(row.last_error or "") if row.failures else None),
 )
 LETTER_COLUMNS = (
     Column("event", lambda letter: Link(path("events", letter.event_id), str(letter.event_id), is_code=True)),
