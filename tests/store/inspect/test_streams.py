@@ -73,6 +73,20 @@ def test_a_subscriber_that_has_failed_is_the_one_that_its_stream_waits_for(store
     assert (alone.hold, alone.missing) == ("quarantine", "quarantine for 0.0 s: it blocked the loop")
 
 
+def test_the_error_of_a_subscriber_that_is_back_is_not_one_of_its_stream(store: Store, clock: Clock) -> None:
+    fail(store, "big")
+    assert store.inspect.streams()[0].last_error is not None
+    clock.advance(5)
+    (lease,) = store.inspect.triggerers()
+    store.store_slice(lease.id, events=[FiredEvent(store.inspect.find_trigger("big"), "run 3", 0, 1, b"\x01")])
+    line, (_, big) = store.inspect.stream(store.inspect.streams()[0].id)
+    assert (line.missing, line.last_failed_at, line.last_error) == (0, None, None)
+    assert big.last_error is not None
+    clock.advance(5)
+    store.hold_trigger(lease.id, big.trigger_id, "quarantine", "it blocked the loop")  # its last error was why
+    assert store.inspect.streams()[0].last_error == big.last_error
+
+
 def test_what_its_supervisor_says_of_a_stream_is_true_as_of_its_last_heartbeat(store: Store, clock: Clock) -> None:
     (lease,) = store.inspect.triggerers()
     assert store.inspect.streams()[0].live is None

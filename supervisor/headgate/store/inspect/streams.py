@@ -71,8 +71,9 @@ class StreamLine(msgspec.Struct, frozen=True):
 
     ``triggerer_id`` is the supervisor that runs it, ``supervisor`` that one in words (None: nobody does).
     ``subscribers`` are its open triggers, ``missing`` those that it waits for. ``stored_at``: when the newest event of
-    them was stored. ``last_error``: of the subscriber that has failed last. ``live``: what its supervisor says of it;
-    None if that is nothing, for example because nobody runs it. ``unreadable``: why what it says cannot be read.
+    them was stored. ``last_error``: of the one that has failed last of those that it waits for; None if none of these
+    has failed. ``live``: what its supervisor says of it; None if that is nothing, for example because nobody runs
+    it. ``unreadable``: why what it says cannot be read.
     """
 
     id: int
@@ -230,7 +231,8 @@ def _lines(tx: Tx, *where: ColumnElement[bool], limit: int, liveness: Liveness) 
     subscribers = select(func.count()).select_from(trigger).where(of_it).correlate(stream).scalar_subquery()
     missing = select(func.count()).select_from(trigger).where(of_it, is_absent()).correlate(stream).scalar_subquery()
     newest = select(func.max(_newest_of(trigger))).where(of_it).correlate(stream).scalar_subquery()
-    failed = select(trigger.c.id).where(of_it, trigger.c.last_failed_at.is_not(None)).correlate(stream)
+    is_current = (trigger.c.last_failed_at.is_not(None), is_absent())  # not an error that is over
+    failed = select(trigger.c.id).where(of_it, *is_current).correlate(stream)
     failed_last = failed.order_by(trigger.c.last_failed_at.desc()).limit(1).scalar_subquery()
     counts = (subscribers.label("subscribers"), missing.label("missing"))
     columns = (*stream.c, *counts, newest.label("newest"), failed_last.label("failed_last"))
