@@ -16,7 +16,7 @@ from tests.store.harness import register
 
 from headgate.cli.commands import status as status_module
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger
-from headgate.scheduling.why import RunnerEnds
+from headgate.scheduling.why import DagFolder, RunnerEnds
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.errors import DatabaseAway, StoreError
@@ -167,6 +167,13 @@ def test_supervisors_are_listed_with_their_states_and_how_their_runners_ended(
     assert (row["id"], row["state"], row["runner"]) == (epoch, "running", "running")
     assert row["runner_ends"] == {"times": 3, "within_s": 600.0, "last": "killed by SIGKILL", "wait_s": 0.0}
     assert "running; ended 3 times" in call_database("triggerers", "list").out
+    assert row["dag_files"] is None
+    status = SupervisorStatus(runner="running", dag_folder=DagFolder("where", "0123456789", 0.0))
+    users_store.heartbeat(epoch, encode_status(status))
+    (row,) = call_database("triggerers", "list", "--json").rows()
+    assert row["dag_files"] == "01234567"
+    assert row["dag_files_since"].startswith("1970-01-01T00:00:00")
+    assert "01234567" in call_database("triggerers", "list", "--wide").out
     everything = call_database("triggerers", "list", "--all", "--json").rows()
     assert [each["state"] for each in everything] == ["running", "stopped"]
 

@@ -287,6 +287,13 @@ def test_a_list_that_is_full_says_that_there_may_be_more(number: int, text: str)
     assert counted_rows(range(number), "run") == text
 
 
+def test_the_digests_of_files_that_differ_are_told_each_once() -> None:
+    (found,) = problems(StatusFacts(tuple(with_files(number, f"{number:032x}"[::-1]) for number in (1, 2, 3))))
+    assert found.next == "headgate triggerers list --wide"
+    assert len(found.details) == 6
+    assert [line.rpartition(" has ")[2] for line in found.details[3:]] == [f"{n}0000000, for 2 min" for n in (1, 2, 3)]
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from tests.store.harness import add, register
 
 from headgate.protocol.messages.runner import DescribedTrigger, FinishedTrigger, FiredEvent
-from headgate.scheduling.why import RunnerEnds
+from headgate.scheduling.why import DagFolder, RunnerEnds
 from headgate.store.consuming import places, reading, set_aside
 from headgate.store.consuming.reading import Cursor
 from headgate.store.facts.supervisor_status import SupervisorStatus, encode_status
@@ -131,9 +131,13 @@ def test_the_list_of_supervisors_says_how_their_runners_end(client: TestClient, 
     store.heartbeat(epoch, encode_status(SupervisorStatus(runner="running", runner_ends=ends, is_draining=True)))
     (row,) = client.get("/supervisors.json").json()["rows"]
     assert row["runner_ends"] == {"times": 3, "within_s": 600.0, "last": ends.last, "wait_s": 0.0}
+    assert row["dag_folder"] is None
     text = client.get("/supervisors").text
     assert f"running; {ends}" in text
     assert "draining" in text
+    folder = DagFolder("where", "0123456789", 0.0)
+    store.heartbeat(epoch, encode_status(SupervisorStatus(runner="running", dag_folder=folder)))
+    assert "01234567, for " in client.get("/supervisors").text
 
 
 def test_supervisors_and_pools(page: Get, client: TestClient, epoch: Epoch) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
+import msgspec
+
 from headgate.scheduling.drift import LEVELS, LOSS
 from headgate.scheduling.status_facts import (
     COUNTED_MAX,
@@ -121,7 +123,8 @@ def _dag_folders(facts: StatusFacts) -> list[Problem]:
 
     What a task does depends on which of them runs it, and a task that is not in the file of one fails there.
     """
-    told = []
+    told: list[str] = []
+    digests: dict[int, str] = {}
     tell = [one for one in alive(facts.supervisors) if one.dag_folder is not None and one.dag_folder_age_s >= DIFFER_S]
     for one, other in combinations(tell, 2):
         assert one.dag_folder is not None
@@ -129,7 +132,11 @@ def _dag_folders(facts: StatusFacts) -> list[Problem]:
         is_shared = not set(one.queues).isdisjoint(other.queues) and one.dag_folder.where == other.dag_folder.where
         if is_shared and one.dag_folder.files != other.dag_folder.files:
             told.append(f"{one} and {other} have different DAG files")
-    return _first_told("attention", "dag_files_differ", told, LIST_SUPERVISORS, others="other pair")
+            for each in (one, other):
+                assert each.dag_folder is not None
+                digests[each.epoch] = f"{each} has {each.dag_folder.files_shown}, for {span(each.dag_folder_age_s)}"
+    found = _first_told("attention", "dag_files_differ", told, f"{LIST_SUPERVISORS} --wide", others="other pair")
+    return [msgspec.structs.replace(one, details=(*one.details, *digests.values())) for one in found]
 
 
 def _impeded(facts: StatusFacts) -> list[Problem]:

@@ -23,6 +23,7 @@ from headgate.scheduling.words import counted, moment, some, span
 HEADGATE_UP = "start `headgate up`"
 CLOCK_TOLERANCE_S = 1.0  # a heartbeat may be this much later than the transaction that looks at it
 RUNNER_ENDS_TOLD_MIN = 3  # within the time for which a supervisor counts them; fewer are no reason to look
+DIGEST_CHARS_SHOWN = 8  # of DAG files: enough to see that two supervisors do not have the same
 OWNED_COUNTED_MAX = 10_000  # of a supervisor's triggers, unless it matters whether it is at its capacity
 
 RunState = Literal["queued", "running", "success", "failed"]
@@ -54,6 +55,11 @@ class DagFolder(msgspec.Struct, frozen=True):
     where: str
     files: str
     since: float
+
+    @property
+    def files_shown(self) -> str:
+        """The digest of the files, in the short form in which people compare it."""
+        return self.files[:DIGEST_CHARS_SHOWN]
 
 
 class Supervisor(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -47,6 +47,8 @@ class TriggererLine(TriggererRow, frozen=True):
 
     ``state`` is a `SupervisorState`, but `running` or `draining` for one that is alive and `stopped` for one that has
     ended. Of those that are alive, ``runner`` is the state of the runner, and ``runner_ends`` how it has ended of late.
+    ``dag_files`` is a digest of the DAG files of one that runs tasks, the same on all that have the same files, and
+    ``dag_files_since`` when they have become these.
     """
 
     triggers: int = 0
@@ -54,6 +56,8 @@ class TriggererLine(TriggererRow, frozen=True):
     state: str = ""
     runner: str = ""
     runner_ends: RunnerEnds | None = None
+    dag_files: str | None = None
+    dag_files_since: datetime | None = None
 
     def runner_told(self) -> str:
         """Return how its runner is, in words."""
@@ -211,7 +215,11 @@ def _triggerer_line(tx: Tx, row: Any, liveness: Liveness, said: PublishedStatus 
         return line
     told = said.status
     state_told = "draining" if told.is_draining else line.state
-    return msgspec.structs.replace(line, state=state_told, runner=told.runner, runner_ends=told.runner_ends)
+    line = msgspec.structs.replace(line, state=state_told, runner=told.runner, runner_ends=told.runner_ends)
+    if (folder := told.dag_folder) is None:
+        return line
+    since = datetime.fromtimestamp(folder.since, UTC)
+    return msgspec.structs.replace(line, dag_files=folder.files_shown, dag_files_since=since)
 
 
 class TriggerInspection(Verbs):

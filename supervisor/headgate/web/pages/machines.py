@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headgate.scheduling.why import OWNED_COUNTED_MAX, Supervisor
+from headgate.scheduling.words import span
 from headgate.store.facts.supervisor_status import PublishedStatus
 from headgate.store.inspect.dags import PoolLine
 from headgate.web import acts
@@ -51,6 +52,11 @@ def _busy(one: Supervisor) -> Cell:
     return None if not one.workers else f"{one.tasks:,} of {one.workers:,}"
 
 
+def _dag_files(one: Supervisor) -> Cell:
+    """Return the digest of its DAG files, which others of the same folder have as well, and for how long."""
+    return None if one.dag_folder is None else f"{one.dag_folder.files_shown}, for {span(one.dag_folder_age_s)}"
+
+
 def _runner(said: PublishedStatus | None) -> Cell:
     """Return how a runner is, as its supervisor says; or why that cannot be read."""
     if said is None:
@@ -71,6 +77,7 @@ COLUMNS = (
     Column("triggers", _room, is_number=True),
     Column("tasks of workers", _busy, is_number=True),
     Column("queues", lambda one: ", ".join(one.queues)),
+    Column("DAG files", _dag_files),
 )
 POOL_COLUMNS = (
     Column("pool", lambda line: line.name),
