@@ -12,6 +12,8 @@ import pytest
 from tests.cli.conftest import Call
 
 from headgate.signal_server.server import DRAIN_S
+from headgate.supervisor.config import Settings
+from headgate.supervisor.leaving import DRAIN_MARGIN_S, HANG_MARGIN_S
 
 NEEDS_SYSTEMD = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 SERVICE, PAGES, SIGNALS = (f"etc/systemd/system/headgate{name}.service" for name in ("", "-web", "-signals"))
@@ -43,6 +45,7 @@ def test_it_writes_units_that_run_this_installation(call: Call, installation: Pa
     assert service["ExecStart"] == f"{installation} up --dags /srv/shop/dags"
     assert (service["User"], service["WorkingDirectory"]) == ("jobs", "/srv/shop")
     assert (service["Type"], service["KillMode"], service["RestartPreventExitStatus"]) == ("notify", "mixed", "2")
+    assert int(service["TimeoutStopSec"]) > Settings().drain_s + DRAIN_MARGIN_S + HANG_MARGIN_S
     pages = settings_in((root / PAGES).read_text())
     assert pages["ExecStart"] == f"{installation} web"
     assert pages["InaccessiblePaths"] == "-/var/lib/headgate/fernet.key"

@@ -16,11 +16,12 @@ from tests.documents import ROOT
 
 from headgate.cli.main import main
 from headgate.supervisor.config import Settings
+from headgate.supervisor.leaving import DRAIN_MARGIN_S, HANG_MARGIN_S
 from headgate.supervisor.setting_sources import resolve_settings
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
-DRAIN_S = Settings().drain_s
+LEAVES_WITHIN_S = Settings().drain_s + DRAIN_MARGIN_S + HANG_MARGIN_S
 SETTINGS = {f"HEADGATE_{field.name.upper()}" for field in msgspec.structs.fields(Settings)}
 
 
@@ -89,7 +90,7 @@ def test_compose_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None
     for service in ours.values():
         assert_is_a_command(service["command"], capsys)
         assert set(service["environment"]) <= SETTINGS
-    assert float(ours["supervisor"]["stop_grace_period"].removesuffix("s")) > DRAIN_S + 5
+    assert float(ours["supervisor"]["stop_grace_period"].removesuffix("s")) > LEAVES_WITHIN_S
     assert (DEPLOY / ours["supervisor"]["build"]["context"]).resolve() == ROOT
     assert (ROOT / ours["supervisor"]["build"]["dockerfile"]).is_file()
 
@@ -98,7 +99,7 @@ def test_kubernetes_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
     objects = {found["kind"]: found for found in kubernetes()}
     assert set(objects) == {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}
     pod = objects["StatefulSet"]["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > DRAIN_S + 5
+    assert pod["terminationGracePeriodSeconds"] > LEAVES_WITHIN_S
     assert str(pod["securityContext"]["runAsUser"]) == dict(instructions())["USER"]
     (container,) = pod["containers"]
     assert_is_a_command(container["args"], capsys)

@@ -14,7 +14,7 @@ from headgate.protocol.messages.runner import (
     StateChanges,
     StateSync,
 )
-from headgate.store.errors import DatabaseReplaced
+from headgate.store.errors import DatabaseAway, DatabaseReplaced
 from headgate.store.ids import Epoch, TriggerId, TryName
 from headgate.supervisor import commands
 from headgate.supervisor.commands import Exit, Kill, Spawn
@@ -242,6 +242,52 @@ def test_a_drain_does_not_wait_for_ever_for_the_database(world: World, monkeypat
     assert supervisor.take(Exit) == []
     supervisor.pass_time(SETTINGS.drain_s)
     assert [exit_.code for exit_ in supervisor.take(Exit)] == [commands.EXIT_KILLED]
+
+
+def test_a_database_that_is_away_at_the_deadline_is_asked_once_more_and_not_to_sign_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    asked: list[float] = []
+
+    def hang(*_: object, **__: object) -> None:
+        asked.append(world.now)
+        raise DatabaseAway("db", "connection timeout expired")
+
+    for verb in ("store_slice", "heartbeat", "poll", "live_triggerers", "release_triggerer", "release_owned"):
+        monkeypatch.setattr(world.store, verb, hang)
+    supervisor.core.drain(world.now)
+    supervisor.round(fired(spec, 0))
+    supervisor.core.runner_ended(1, "exited with code 0", world.now)
+    supervisor.pass_time(SETTINGS.drain_s)
+    assert supervisor.take(Exit) == []
+    world.now += 10 * SETTINGS.drain_s  # as after a step that took long: everything is due, and the deadline is over
+    supervisor.settle()
+    (exit_,) = supervisor.take(Exit)
+    assert exit_.reason == "the database was away until the drain's deadline"
+    assert asked.count(world.now) == 1
+
+
+def test_a_database_that_is_back_at_the_deadline_is_signed_off_from(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_watchers(world, 1)
+    supervisor = world.supervisor()
+    supervisor.start_runner()
+    (spec,) = supervisor.created()
+    with monkeypatch.context() as patch:
+        cut_off(world, patch)
+        supervisor.core.drain(world.now)
+        supervisor.round(fired(spec, 0))
+        supervisor.core.runner_ended(1, "exited with code 0", world.now)
+        supervisor.pass_time(SETTINGS.drain_s)
+    world.now += 10 * SETTINGS.drain_s
+    supervisor.settle()
+    assert len(supervisor.take(Exit)) == 1
+    assert world.store.live_triggerers() == []
 
 
 def test_a_second_request_to_stop_kills_at_once(world: World) -> None:

@@ -5,6 +5,7 @@ The waits are only computed: the caller passes the time, and asks when to try ag
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Generator
@@ -14,7 +15,7 @@ from typing import Any, cast
 import structlog
 import tenacity
 
-from headgate.store.errors import DATABASE_UNUSABLE
+from headgate.store.errors import DATABASE_UNUSABLE, DatabaseAway
 from headgate.supervisor.metrics import catalogue
 from headgate.supervisor.metrics.figures import Figures
 
@@ -99,6 +100,7 @@ class DatabaseOutage:
         self._figures = Figures() if figures is None else figures
         self._failing: dict[str, tuple[int, str]] = {}  # how often in a row, and the last error
         self._began_at = 0.0
+        self._away_at = -math.inf  # when it was found away last
         self._logged: set[tuple[type[Exception], str]] = set()
         self._reason = ""
 
@@ -113,6 +115,8 @@ class DatabaseOutage:
             self._logged.clear()
         self._failing[duty] = (self._failing.get(duty, (0, ""))[0] + 1, str(error))
         self._reason = " ".join(str(getattr(error, "reason", error)).split())[:TROUBLE_CHARS_MAX]
+        if isinstance(error, DatabaseAway):
+            self._away_at = now
         kind = type(error), _VARIES.sub("", str(error))
         if kind not in self._logged and len(self._logged) < KINDS_LOGGED_MAX:
             self._logged.add(kind)
@@ -121,6 +125,10 @@ class DatabaseOutage:
     def away_s(self, now: float) -> float:
         """Return for how long the database could not be used by now; 0 if it can."""
         return max(0.001, now - self._began_at) if self._failing else 0.0
+
+    def is_away_again(self, now: float) -> bool:
+        """Whether the database, which could not be used before now, has been found away in the step that began now."""
+        return bool(self._failing) and self._began_at < now <= self._away_at
 
     def reason(self) -> str:
         """Return why the database could not be used last, without its URL; "" if it can be used."""

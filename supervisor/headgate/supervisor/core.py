@@ -38,14 +38,7 @@ import structlog
 from headgate.protocol.black_box import Record
 from headgate.protocol.errors import RemoteProtocolError, VersionMismatch
 from headgate.protocol.messages.queries import Request, SendSignals
-from headgate.protocol.messages.runner import (
-    CancelTrigger,
-    FinishedTrigger,
-    FromRunner,
-    Hello,
-    StateChanges,
-    StateSync,
-)
+from headgate.protocol.messages.runner import CancelTrigger, FinishedTrigger, FromRunner, Hello, StateChanges, StateSync
 from headgate.store.errors import DatabaseReplaced, LeaseLost
 from headgate.store.store import Store
 from headgate.store.triggers.leases import TriggererRow
@@ -99,7 +92,7 @@ class SupervisorCore:
     ) -> None:
         outage, figures = outage or DatabaseOutage(), figures or Figures()
         retry_of, frame_max = settings.retry_of, settings.runner.frame_bytes_max
-        self._store, self.tasks = store, tasks
+        self._store, self.tasks, self._outage = store, tasks, outage
         self._task_logs = task_logs
         self._commands: list[Command] = []
         self._leaving = Leaving(drain_s=settings.drain_s)
@@ -236,10 +229,10 @@ class SupervisorCore:
         self.runner.excuse_own_silence(now)
         try:
             if not self._leaving.is_fenced:
-                self._keep_lease(now)
-                self._store_slice(now)
-                self._step_tasks(now)
-                self.leases.listen(now, owned=self.assignments.owned)
+                for duty in (self._keep_lease, self._store_slice, self._step_tasks, self._listen):
+                    duty(now)
+                    if self._gives_up(now):
+                        break
         except LeaseLost as exc:
             self._lose_lease(exc, now)
         except DatabaseReplaced as exc:
@@ -323,6 +316,9 @@ class SupervisorCore:
             self._send_if_running(self.drift.step(self.leases.epoch, now))
             self._send_if_running(self.redrives.step(self.leases.epoch, now))
             self._send_if_running(self.credits.step(now))
+
+    def _listen(self, now: float) -> None:
+        self.leases.listen(now, owned=self.assignments.owned)
 
     def _send_cancels(self, cancels: tuple[CancelTrigger, ...]) -> None:
         self._send_if_running(StateSync(to_cancel=cancels) if cancels else None)
@@ -469,6 +465,10 @@ class SupervisorCore:
 
     # --- leaving ----------------------------------------------------------------------------------
 
+    def _gives_up(self, now: float) -> bool:
+        """Whether not to ask the database again, for each attempt takes seconds, and the drain's deadline is over."""
+        return self._leaving.is_past_deadline(now) and self._outage.is_away_again(now)
+
     def _leave(self, exit_: Exit, now: float) -> None:
         self.runner.leave(kill_at=self._leaving.begin(exit_, now))
 
@@ -488,7 +488,7 @@ class SupervisorCore:
         if exit_ is None:
             return
         if not is_fenced and self.leases.is_held:
-            self.leases.sign_off()
+            self.leases.sign_off(asks=not self._gives_up(now))
         self._leaving.log_at = math.inf
         self._commands.append(exit_)
 

@@ -16,6 +16,9 @@ log = structlog.get_logger(__name__)
 LOG_INTERVAL_S = 5.0  # between two records that say what a drain waits for
 TASKS_NAMED_MAX = 5  # of the tasks for which a drain waits, in one record
 DRAIN_MARGIN_S = 5.0  # after the end of its drain, until a runner is killed
+# A database that hangs holds the supervisor up: for `transaction.ANSWER_MAX_S` in the transaction in which it is asked
+# to stop, then for `engine.CONNECT_TIMEOUT_S` in each attempt to connect, of which a step of the drain makes a few.
+HANG_MARGIN_S = 60.0
 
 
 class Leaving:

@@ -33,7 +33,7 @@ from headgate.supervisor.children.process import environment_of_children, start_
 from headgate.supervisor.config import ConfigError, Settings
 from headgate.supervisor.core import SupervisorCore
 from headgate.supervisor.core_settings import CoreSettings
-from headgate.supervisor.leaving import DRAIN_MARGIN_S
+from headgate.supervisor.leaving import DRAIN_MARGIN_S, HANG_MARGIN_S
 from headgate.supervisor.logs import process_log
 from headgate.supervisor.logs.task_logs import TaskLogs
 from headgate.supervisor.metrics.figures import Figures
@@ -212,7 +212,7 @@ def _reporter(settings: Settings, reported: Reported, selector: selectors.BaseSe
             selector,
             address=settings.metrics_address,
             service_manager=ServiceManager(os.environ),
-            leaves_within_s=settings.drain_s + DRAIN_MARGIN_S,
+            leaves_within_s=settings.drain_s + DRAIN_MARGIN_S + HANG_MARGIN_S,
         )
     except OSError as error:
         text = f"metrics_listen: cannot listen on {settings.metrics_listen}: {error.strerror or error}"

@@ -253,8 +253,14 @@ class Leases:
         """Let others claim the triggers in the next step: none of them runs here any more."""
         self._release_at = 0.0
 
-    def sign_off(self) -> None:
-        """Give the lease up, so that others need not wait until it runs out; the database is asked once."""
+    def sign_off(self, *, asks: bool = True) -> None:
+        """Give the lease up, so that others need not wait until it runs out; the database is asked once.
+
+        Not at all unless ``asks``: it has just been found away, and would be waited for again.
+        """
+        if not asks:
+            log.warning("does not sign off at a database that is away; others take over when the lease runs out")
+            return
         try:
             self._store.release_triggerer(self.epoch)
         except (*DATABASE_UNUSABLE, LeaseLost) as exc:
