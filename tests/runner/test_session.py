@@ -48,9 +48,8 @@ from headgate.runner.session import (
     shake_hands,
 )
 from headgate.streams.contract import AdvanceOutcome, LanePosition
-from headgate.streams.group_settings import LEASE_WAIT_S
 from headgate.streams.identity import identify
-from headgate.streams.lease import GIVE_BACK_S, Lease
+from headgate.streams.lease import Lease
 from headgate.triggers.base import BaseEventTrigger, BaseTrigger, LastEventUnknown, TaskSuccessEvent, TriggerEvent
 
 # --- the handshake -------------------------------------------------------------------------------
@@ -260,51 +259,6 @@ async def test_i10_what_fired_nothing_is_advanced_only_as_long_as_rounds_are_ans
         await supervisor.answer(asked)
         await wait_all_tasks_blocked()
         assert broker.outcomes[2] == [AdvanceOutcome(acked=1)]
-        await supervisor.drain()
-
-
-async def test_what_is_handed_out_goes_back_to_the_broker_when_the_lease_has_been_over_for_a_while(
-    autojump_clock: MockClock,
-) -> None:
-    """Another supervisor may have taken over, and its consumer gets nothing of what this one holds."""
-    broker, second = Broker(), Broker()
-    async with supervising() as supervisor:
-        await supervisor.start(skipper_of(broker), 1)
-        await supervisor.start(Sleeper, 2)
-        heartbeat = await supervisor.hear_round()
-        await trio.sleep(LEASE_S - SETTINGS.heartbeat_s)
-        broker.publish.send_nowait(1)
-        await trio.sleep(GIVE_BACK_S - 1)
-        assert not broker.is_closed
-        await trio.sleep(1 + 2 * LEASE_WAIT_S)  # what could be advanced waits for the lease for a moment more
-        assert broker.is_closed
-        await supervisor.start(skipper_of(second), 3)  # one that was due before its supervisor knew
-        await trio.sleep(GIVE_BACK_S + LEASE_WAIT_S)
-        assert second.is_closed
-        await supervisor.answer(heartbeat)
-        await supervisor.until(lambda: len(supervisor.finished) == 2)
-        assert [(one.trigger_id, one.outcome, one.reason) for one in supervisor.finished] == [
-            (1, "cancelled", "shutdown"),
-            (3, "cancelled", "shutdown"),
-        ]
-        third = Broker()
-        await supervisor.start(skipper_of(third), 1)
-        third.publish.send_nowait(1)
-        await supervisor.until(lambda: third.outcomes)
-        assert broker.outcomes == {}
-        await supervisor.drain()
-
-
-async def test_a_lease_that_is_renewed_in_time_leaves_streams_alone(autojump_clock: MockClock) -> None:
-    broker = Broker()
-    async with supervising() as supervisor:
-        await supervisor.start(skipper_of(broker))
-        for _ in range(5):
-            heartbeat = await supervisor.hear_round()
-            await trio.sleep(LEASE_S + GIVE_BACK_S - SETTINGS.heartbeat_s - 1)
-            await supervisor.answer(heartbeat)  # too late for this one, but the next is soon
-            await supervisor.answer(await supervisor.hear_round())
-        assert not broker.is_closed
         await supervisor.drain()
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from headgate.protocol.values import encode_value
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 from headgate.triggers.encoding import TriggerNotStorable, encode_trigger
 from headgate.triggers.temporal import DateTimeTrigger, TimeDeltaTrigger
@@ -77,6 +79,26 @@ class Announced(TimeDeltaTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         async for event in super().run():
             yield TriggerEvent({"announced": event.payload})
+
+
+@dataclass
+class Every(BaseTrigger):
+    seconds: float = 60.0
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "tests.triggers.test_base.Every", {"seconds": self.seconds}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        yield TriggerEvent()
+
+
+@dataclass
+class Hourly(Every):
+    seconds: float = 3600.0
+
+
+def test_another_default_of_a_field_is_an_argument_of_the_base() -> None:
+    assert encode_trigger(Hourly()) == ("tests.triggers.test_base.Every", encode_value({"seconds": 3600.0}, where="x"))
 
 
 def test_a_subclass_that_would_run_as_a_base_without_its_own_methods_is_refused() -> None:

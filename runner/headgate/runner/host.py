@@ -182,12 +182,16 @@ class Host:
         if run is not None:
             self._cancel(run, cancel.reason)
 
-    def cancel_all(self, reason: CancelReason, which: Callable[[TriggerRun], bool] = lambda run: True) -> int:
-        """Cancel all triggers, or those for which ``which`` says so; return their number."""
-        runs = [run for run in self._runs.values() if which(run)]
-        for run in runs:
+    def cancel_standalone(self, reason: CancelReason) -> None:
+        """Cancel the triggers outside shared streams."""
+        for run in list(self._runs.values()):
+            if run.subscription is None:
+                self._cancel(run, reason)
+
+    def cancel_all(self, reason: CancelReason) -> None:
+        """Cancel every trigger."""
+        for run in list(self._runs.values()):
             self._cancel(run, reason)
-        return len(runs)
 
     async def wait_all_ended(self) -> None:
         """Wait until no trigger runs, except those that are stuck."""

@@ -42,7 +42,7 @@ from headgate.runner.host import Host
 from headgate.runner.link import AsyncLink
 from headgate.runner.outbox import Outbox
 from headgate.runner.watchdog import Watchdog
-from headgate.streams.lease import GIVE_BACK_S, Lease
+from headgate.streams.lease import Lease
 from headgate.streams.manager import SharedStreamManager
 
 log = structlog.get_logger(__name__)
@@ -142,7 +142,6 @@ class RunnerSession:
             )
             self._outbox.request_round()  # for the lease: the first message may have no event to be confirmed
             nursery.start_soon(self._send, name="rounds and requests")
-            nursery.start_soon(self._give_back, name="the end of the lease")
             try:
                 await self._obey(nursery)
             except SupervisorGone:
@@ -226,23 +225,11 @@ class RunnerSession:
         if sync.round and not sync.more:
             self._lease.renew(self._link.round_sent_at, sync.lease_s)
 
-    async def _give_back(self) -> None:
-        """Whenever the lease has been over for a while, end what holds messages of brokers (`headgate.streams.lease`).
-
-        These runs are not failed: they are started again when their ends are stored, unless another has them by then.
-        """
-        while await self._lease.wait_over(GIVE_BACK_S):
-            if ended := self._host.cancel_all("shutdown", lambda run: run.is_acking):
-                log.warning("the lease is over, so what brokers have handed out goes back to them", triggers=ended)
-            # Others may be started until the lease is renewed: the supervisor does not know yet that it is over.
-            with trio.move_on_after(GIVE_BACK_S):
-                await self._lease.wait()
-
     async def _drain_within(self, deadline_s: float, whole: trio.CancelScope) -> None:
         log.info("draining", deadline_s=deadline_s, triggers=len(self._host))
         begun_at, cut_off_before = trio.current_time(), self._streams.advances_cut_off
         self._streams.stop_pulling()
-        self._host.cancel_all("shutdown", lambda run: run.subscription is None)
+        self._host.cancel_standalone("shutdown")
         with trio.move_on_at(begun_at + deadline_s * SETTLE_SHARE):
             await self._link.wait_told(self._outbox)
             await self._streams.settled()

@@ -131,11 +131,6 @@ class TriggerRun:
         )
 
     @property
-    def is_acking(self) -> bool:
-        """Whether it reads a shared stream whose messages are acknowledged."""
-        return self.subscription is not None and self.subscription.account is not None
-
-    @property
     def has_no_credit(self) -> bool:
         """Whether it may fire nothing now, because its task has not handled enough of the events before (I22)."""
         credit = self.spec.credit

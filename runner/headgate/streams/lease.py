@@ -13,10 +13,6 @@ Events that were fired need a confirmation in any case. The lease matters for me
 without it the runner of a supervisor that is cut off from the database would continue to commit the messages that its
 own filters skip, while the subscribers of the supervisor that took over may still be working on the same messages.
 
-Once the lease has been over for `GIVE_BACK_S`, the runner ends the triggers of all streams that acknowledge, so that
-these give back to their brokers what they have been handed: another supervisor may have taken over, and its consumers
-get nothing of that before. If nobody has, the supervisor starts them again as soon as it has renewed the lease.
-
 An advance that has begun is not interrupted; the supervisor keeps a margin for it
 (`headgate.supervisor.triggers.leases.ADVANCE_SHARE`). Trio's clock does not count while the machine is suspended. One
 round is in flight at a time: while it cannot be stored, no newer answer arrives, and advances wait.
@@ -30,8 +26,6 @@ from collections.abc import Callable
 
 import trio
 
-GIVE_BACK_S = 10.0  # a database that is slow, or away for a moment, is not worth a redelivery of what is in flight
-
 
 class Lease:
     """The right to advance. ``request_round`` is called if an advance has to wait: the next answer may renew it."""
@@ -42,8 +36,6 @@ class Lease:
         self._is_given_up = False
         self._pid = os.getpid()
         self._waiting = trio.lowlevel.ParkingLot()
-        self._renewed = trio.lowlevel.ParkingLot()
-        self._began_at = trio.current_time()  # before the first answer it is as if it ended here
 
     @property
     def is_held(self) -> bool:
@@ -63,7 +55,6 @@ class Lease:
         if not self._is_given_up:
             until = math.inf if lasts_s is None else sent_at + lasts_s
             self._until = until if self._until == math.inf else max(self._until, until)
-        self._renewed.unpark_all()
         if self.is_held:
             self._waiting.unpark_all()
 
@@ -71,7 +62,6 @@ class Lease:
         """Give the lease up for good: the supervisor has lost it, and this process advances nothing more."""
         self._is_given_up = True
         self._until = -math.inf
-        self._renewed.unpark_all()
         self._waiting.unpark_all()
 
     async def wait(self) -> bool:
@@ -86,13 +76,3 @@ class Lease:
                 return False
             await self._waiting.park()
         return True
-
-    async def wait_over(self, for_s: float) -> bool:
-        """Return when it has been over for so many seconds: True, or False as soon as it is given up."""
-        while not self._is_given_up:
-            due_at = max(self._until, self._began_at) + for_s
-            if due_at <= trio.current_time():
-                return True
-            with trio.move_on_at(due_at):
-                await self._renewed.park()
-        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import FunctionType
 from typing import Any, Final
 
 from headgate.protocol.errors import ValueNotSerializable
@@ -11,6 +12,7 @@ from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.triggers.base import BaseTrigger
 
+_BEHAVIOR: Final = (FunctionType, classmethod, staticmethod, property)  # not values, which may be defaults of fields
 DAG_MODULES: Final = "headgate_dag_files"  # the package that DAG files are loaded under
 
 
@@ -51,7 +53,12 @@ def _check_base(cls: type[BaseTrigger], classpath: str, kwargs: dict[str, Any]) 
         return
     base, where = lineage[at], f"{cls.__name__}.serialize()"
     way_out = f"return the path of {cls.__name__}"
-    overridden = dict.fromkeys(name for one in lineage[:at] for name in vars(one) if _is_behavior(name, base))
+    overridden = {
+        name: None
+        for one in lineage[:at]
+        for name, value in vars(one).items()
+        if isinstance(value, _BEHAVIOR) and _may_be_lost(name) and hasattr(base, name)
+    }
     if overridden:
         lost = ", ".join(overridden)
         raise TriggerNotStorable(where, f"names its base {classpath}, which has another {lost}; {way_out}")
@@ -62,8 +69,9 @@ def _check_base(cls: type[BaseTrigger], classpath: str, kwargs: dict[str, Any]) 
         raise TriggerNotStorable(where, f"{problem}; {way_out}, or what the base takes") from error
 
 
-def _is_behavior(name: str, base: type) -> bool:
-    return not name.startswith("__") and name not in ("serialize", "_abc_impl") and hasattr(base, name)
+def _may_be_lost(name: str) -> bool:
+    """Whether a method matters: constructors and the like have done their work when a trigger is serialized."""
+    return not name.startswith("__") and name != "serialize"
 
 
 def check_classpath(classpath: str) -> None:

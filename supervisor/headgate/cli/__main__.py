@@ -13,7 +13,8 @@ from types import FrameType
 # A command imports most of what it needs once it runs, and nearly all of that stays; with the default thresholds the
 # collector walked it again and again, for a fifth of the time of most commands.
 GC_THRESHOLDS = (50_000, 20, 100)
-SUPERVISORS = frozenset({"up", "triggerer"})  # the commands that run until they are asked to stop
+SUPERVISORS = frozenset({"up", "triggerer"})
+SERVERS = SUPERVISORS | {"web", "serve"}  # the commands that run until they are asked to stop
 
 
 def run() -> int:
@@ -23,7 +24,8 @@ def run() -> int:
         # handlers later.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
-    gc.set_threshold(*GC_THRESHOLDS)
+    if SERVERS.isdisjoint(sys.argv[1:]):
+        gc.set_threshold(*GC_THRESHOLDS)
     from headgate.protocol.startup import without_collections
 
     with without_collections():

@@ -196,12 +196,22 @@ def _counted(most: int, *where: ColumnElement[bool]) -> ScalarSelect[int]:
     return select(func.count()).select_from(some.subquery()).scalar_subquery()
 
 
-def _first_at(*where: ColumnElement[bool]) -> ScalarSelect[datetime]:
-    in_order = select(_EVENT.stored_at).where(*where).order_by(_EVENT.trigger_id, _EVENT.id)
-    return in_order.limit(1).correlate(consumer).scalar_subquery()
+def _oldest_at() -> ColumnElement[datetime]:
+    """Return when the first event was stored that a consumer has yet to get.
+
+    The triggers are looked at one by one, each by the index of its events: a join might read those of all others.
+    """
+    in_order = select(_EVENT.stored_at).order_by(_EVENT.trigger_id, _EVENT.id).limit(1)
+    here = in_order.where(*_HERE).correlate(consumer).scalar_subquery()
+    later, beyond = asset_watcher.alias("later"), trigger_event.alias("beyond")
+    first = select(beyond.c.stored_at).where(beyond.c.trigger_id == later.c.trigger_id).order_by(beyond.c.id).limit(1)
+    first_at = first.correlate(later).scalar_subquery()
+    is_later = (later.c.name == consumer.c.watcher, later.c.trigger_id > consumer.c.trigger_id, first_at.is_not(None))
+    first_later = select(first_at).where(*is_later).order_by(later.c.trigger_id).limit(1).correlate(consumer)
+    return func.coalesce(here, first_later.scalar_subquery(), type_=UtcDateTime)
 
 
-OLDEST_AT = func.coalesce(_first_at(*_HERE), _first_at(*_LATER), type_=UtcDateTime)  # of those that it has yet to get
+OLDEST_AT = _oldest_at()
 
 
 def _with_counts(behind_max: int, letters_max: int) -> Select[Any]:
