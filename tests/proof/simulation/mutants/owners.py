@@ -23,11 +23,11 @@ Patch = tuple[Any, str, Any]
 def drained_triggers_are_forgotten() -> Sequence[Patch]:
     original = Assignments.end_run
 
-    def end_run(self: Assignments, finished: FinishedTrigger, now: float) -> float | None:
+    def end_run(self: Assignments, finished: FinishedTrigger, now: float, strikes: int | None = None) -> float | None:
         assigned = self._assigned.get(finished.trigger_id)
         if assigned is not None and finished.outcome == "cancelled":
             assigned.state = AssignmentState.ENDING
-        return original(self, finished, now)
+        return original(self, finished, now, strikes)
 
     return [(Assignments, "end_run", end_run)]
 
