@@ -24,7 +24,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.delenv("NO_COLOR", raising=False)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+        monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=None: os.terminal_size((columns, 24)))
 
     return of
 
