@@ -12,6 +12,7 @@ from typing import Final, assert_never
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.maps import Batch, Concat, Elements, Output, Product, Source, Values, Worklist, Zip
 from headgate.scheduling.states import TERMINAL
+from headgate.scheduling.words import counted
 
 _S = TaskState
 RETURN_VALUE: Final = "return_value"  # the key of what a task returns
@@ -47,7 +48,7 @@ def source_text(source: Source) -> str:
     """Return over what a task is expanded, as text: ``days``, ``days x 3 values``, ``a worklist``."""
     match source:
         case Values(length):
-            return f"{length:,} value{'' if length == 1 else 's'}"
+            return counted(length, "value")
         case Output(task_id, key):
             return task_id if key == RETURN_VALUE else f"{task_id} ({key})"
         case Elements(task_id):

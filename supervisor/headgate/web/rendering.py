@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from headgate.presentation.moments import age, duration, exact
 from headgate.presentation.values import json_line, payload, readable
-from headgate.scheduling.words import error_line
+from headgate.scheduling.words import counted, error_line
 from headgate.web import cells
 from headgate.web.states import look_of
 
@@ -114,10 +114,6 @@ def _bytes(number: int) -> str:
     return f"{number:,} B"
 
 
-def _plural(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def _pretty(data: bytes | None) -> str:
     """Return a stored payload as indented JSON, or as text."""
     shown = payload(data)
@@ -146,7 +142,7 @@ def environment(static: dict[str, Static], **given: Any) -> jinja2.Environment:
         "bytes": _bytes,
         "error_line": error_line,
         "pretty": _pretty,
-        "plural": _plural,
+        "plural": counted,
         "kind": _kind_of,
         "readable": readable,
     }

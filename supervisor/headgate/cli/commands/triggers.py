@@ -21,6 +21,7 @@ from headgate.cli.lists import (
 from headgate.cli.options import span_s
 from headgate.cli.output import payload
 from headgate.cli.tables import Column, fields, print_block, print_table
+from headgate.scheduling.words import counted
 
 if TYPE_CHECKING:
     from headgate.store.inspect.triggers import TriggerLine
@@ -130,10 +131,8 @@ def orphans(
             print_structs(store.inspect.orphans(limit=limit), _SHOWN, as_json=as_json, wide=wide)
             return
         removed = store.tasks.remove_orphans()
-    print(
-        f"removed {len(removed):,} trigger{'' if len(removed) == 1 else 's'}"
-        + (f": {', '.join(map(str, removed))}" if removed else "")
-    )
+    ids = f": {', '.join(map(str, removed))}" if removed else ""
+    print(f"removed {counted(len(removed), 'trigger')}{ids}")
 
 
 @app.command()

@@ -9,6 +9,7 @@ import typer
 
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, WideOption, print_structs
+from headgate.scheduling.words import counted
 
 if TYPE_CHECKING:
     from headgate.store.access.audit import Role
@@ -86,4 +87,4 @@ def revoke(ctx: typer.Context, name: NameArgument) -> None:
     """End all sessions of a user, or with `local` those by links: browsers have to log in again."""
     with invocation(ctx).store() as store:
         ended = store.access.revoke_sessions(name)
-    print(f"ended {ended:,} session{'' if ended == 1 else 's'} of {name}")
+    print(f"ended {counted(ended, 'session')} of {name}")

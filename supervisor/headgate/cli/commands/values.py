@@ -10,6 +10,7 @@ import typer
 from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, print_record, print_structs
 from headgate.protocol.uris import masked_uri, parse_uri
+from headgate.scheduling.words import counted
 
 if TYPE_CHECKING:
     from headgate.store.tasks.values import ValueVerbs
@@ -187,7 +188,7 @@ def set_pool(
     """Make a pool, or change its number of slots; tasks that run are not ended."""
     with invocation(ctx).store() as store:
         store.tasks.set_pool(name, slots)
-    print(f"the pool {name} has {slots:,} slot{'' if slots == 1 else 's'}")
+    print(f"the pool {name} has {counted(slots, 'slot')}")
     if slots == 0:
         whose = "every task that names no pool" if name == "default_pool" else "its tasks"
         print(f"with 0 slots none of its tasks starts: this stops {whose}", file=sys.stderr)
