@@ -47,19 +47,14 @@ def _check_base(cls: type[BaseTrigger], classpath: str, kwargs: dict[str, Any]) 
     A subclass that only computes the arguments of its base may be stored as it. If it overrides anything else, that
     would never run, and if the base does not take the kwargs, the runner would report that of the base alone.
     """
-    lineage = cls.__mro__
-    at = next((at for at, base in enumerate(lineage) if base.__module__ + "." + base.__qualname__ == classpath), 0)
-    if at == 0:
+    paths = [f"{one.__module__}.{one.__qualname__}" for one in cls.__mro__]
+    if classpath == paths[0] or classpath not in paths:
         return
-    base, where = lineage[at], f"{cls.__name__}.serialize()"
+    at = paths.index(classpath)
+    base, where = cls.__mro__[at], f"{cls.__name__}.serialize()"
     way_out = f"return the path of {cls.__name__}"
-    overridden = {
-        name: None
-        for one in lineage[:at]
-        for name, value in vars(one).items()
-        if isinstance(value, _BEHAVIOR) and _may_be_lost(name) and hasattr(base, name)
-    }
-    if overridden:
+    methods = (name for one in cls.__mro__[:at] for name, value in vars(one).items() if isinstance(value, _BEHAVIOR))
+    if overridden := dict.fromkeys(name for name in methods if _may_be_lost(name) and hasattr(base, name)):
         lost = ", ".join(overridden)
         raise TriggerNotStorable(where, f"names its base {classpath}, which has another {lost}; {way_out}")
     try:

@@ -125,16 +125,15 @@ def _dag_folders(facts: StatusFacts) -> list[Problem]:
     """
     told: list[str] = []
     digests: dict[int, str] = {}
-    tell = [one for one in alive(facts.supervisors) if one.dag_folder is not None and one.dag_folder_age_s >= DIFFER_S]
-    for one, other in combinations(tell, 2):
-        assert one.dag_folder is not None
-        assert other.dag_folder is not None
-        is_shared = not set(one.queues).isdisjoint(other.queues) and one.dag_folder.where == other.dag_folder.where
-        if is_shared and one.dag_folder.files != other.dag_folder.files:
+    living = [(one, one.dag_folder) for one in alive(facts.supervisors) if one.dag_folder_age_s >= DIFFER_S]
+    tell = [(one, folder) for one, folder in living if folder is not None]
+    for pair in combinations(tell, 2):
+        (one, folder), (other, others) = pair
+        is_shared = not set(one.queues).isdisjoint(other.queues) and folder.where == others.where
+        if is_shared and folder.files != others.files:
             told.append(f"{one} and {other} have different DAG files")
-            for each in (one, other):
-                assert each.dag_folder is not None
-                digests[each.epoch] = f"{each} has {each.dag_folder.files_shown}, for {span(each.dag_folder_age_s)}"
+            for each, its in pair:
+                digests[each.epoch] = f"{each} has {its.files_shown}, for {span(each.dag_folder_age_s)}"
     found = _first_told("attention", "dag_files_differ", told, f"{LIST_SUPERVISORS} --wide", others="other pair")
     return [msgspec.structs.replace(one, details=(*one.details, *digests.values())) for one in found]
 

@@ -73,7 +73,7 @@ _CLASS_REFUSED = frozenset(
 )
 # An error while connecting has no code, only the server's text (here in English).
 _NOT_THERE = re.compile(r'FATAL: +((?:database|role) ".*" does not exist)')
-_CODES = {
+_CODES: dict[str, type[StoreError]] = {
     "25006": DatabaseReadOnly,  # read only: a standby, in the middle of a failover
     "25P03": DatabaseAway,  # idle in transaction for too long: this process was stopped
     "25P04": DatabaseAway,  # a transaction that took too long
@@ -179,13 +179,12 @@ def _translate_postgresql(error: psycopg.Error, database: str) -> StoreError:
             return RowsRefused(reason)
         away = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
         return DatabaseAway(database, reason) if away else DatabaseFault(database, reason)
-    if _CODES.get(code) is DatabaseReadOnly:
-        return DatabaseReadOnly(database, reason)
-    if _CODES.get(code) is DatabaseLocked:
+    kind = _CODES.get(code, DatabaseAway if code[:2] in _CLASS_AWAY else DatabaseFault)
+    if kind is DatabaseLocked:
         return DatabaseLocked(database, reason, LOCK_TIMEOUT_S)
-    if _CODES.get(code) is DatabaseAway or code[:2] in _CLASS_AWAY:
-        return DatabaseAway(database, reason)
-    if _CODES.get(code) is SchemaOutOfDate:
+    if issubclass(kind, DatabaseAway):
+        return kind(database, reason)
+    if kind is SchemaOutOfDate:
         return SchemaOutOfDate(f"the database {database}: {reason}; {_UPGRADE}")
     if code[:2] in _CLASS_REFUSED:
         return RowsRefused(reason)
