@@ -5,7 +5,9 @@ That each still fits the code takes no seed, and is tested with everything else.
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
+from types import FunctionType
 
 import pytest
 from tests.proof import document
@@ -44,6 +46,21 @@ def test_a_mutant_that_its_last_seed_no_longer_finds_is_looked_for_from_the_firs
     found = find(bug, found_after=before)
     assert found is not None
     assert found[0] == after
+
+
+@pytest.mark.parametrize(("name", "mutant"), ALL)
+def test_a_mutant_takes_what_it_stands_for(name: FamilyName, mutant: str) -> None:
+    """Otherwise it breaks by its signature, and is found, or is not, for that reason."""
+    for owner, attribute, bug in SECTIONS[name].mutants[mutant].patches():
+        original = owner.__dict__[attribute]
+        if not isinstance(original, FunctionType) or not isinstance(bug, FunctionType):
+            continue
+        if hasattr(original, "__wrapped__"):  # a verb, whose decorator takes anything
+            continue
+        parameters = inspect.signature(original).parameters.values()
+        by_name = {one.name: one for one in parameters if one.kind is one.KEYWORD_ONLY}
+        by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        inspect.signature(bug).bind(*by_place, **by_name)
 
 
 @pytest.mark.parametrize(("name", "mutant"), ALL)

@@ -74,7 +74,7 @@ def redriven_is_discarded() -> Sequence[Patch]:
 def resolved_before_its_event_is_stored() -> Sequence[Patch]:
     original = LetterVerbs.redrive
 
-    def redrive(self: LetterVerbs, letter_id: int, *, by: str, note: str = "") -> Any:
+    def redrive(self: LetterVerbs, letter_id: int, *, by: str, note: str = "", **limits: Any) -> Any:
         with self.database.writing() as tx:
             letters._locked(tx, letter_id, "redriven", ("open",))
             letters._resolve(tx, letter_id, ("open",), "redriven", by, note)
@@ -83,7 +83,7 @@ def resolved_before_its_event_is_stored() -> Sequence[Patch]:
         with by_hand.writing_by_hand(self.database, target.trigger_id) as tx:
             opened = update(dead_letter).where(dead_letter.c.id == letter_id)
             tx.connection.execute(opened.values(state="open", resolved_at=None))
-        return original(self, letter_id, by=by, note=note)
+        return original(self, letter_id, by=by, note=note, **limits)
 
     return [(LetterVerbs, "redrive", redrive)]
 

@@ -55,9 +55,11 @@ def _confirmed_at_once(*, is_reported: bool) -> Sequence[Patch]:
         tables[:] = [self]
         return assign(self, share)
 
-    def report_and_confirm(self: PassedOver, raw_event: Any, key: str | None, seq: int | None) -> None:
+    def report_and_confirm(
+        self: PassedOver, raw_event: Any, key: str | None, seq: int | None, *, rejection: str | None = None
+    ) -> None:
         if is_reported:
-            report(self, raw_event, key, seq)
+            report(self, raw_event, key, seq, rejection=rejection)
         tables[0].confirm([] if seq is None else [seq])
 
     return [(SeqTable, "assign", assign_and_note), (PassedOver, "report", report_and_confirm)]
