@@ -121,6 +121,8 @@ def test_a_task_is_marked_once(call_database: Any, etl: Tasks) -> None:
     again = call_database("tasks", "mark-failed", "etl", "r1", "a")
     assert again.code == 1
     assert "has ended already: success" in again.err
+    assert call_database("tasks", "mark-success", "etl", "r1", "b").out == "marked b of run r1 of etl as success\n"
+    assert states(etl) == "success success none"
 
 
 # --- why and triggers ------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ _SUCCESS = frozenset({TaskState.SUCCESS})
 RULES_OF_SUCCESS = frozenset(
     {"all_success", "all_done", "none_failed", "none_failed_min_one_success", "none_skipped", "always"}
 )
-_BROKEN = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
 _BECOMES: dict[trigger_rules.Readiness, frozenset[TaskState]] = {
     "run": frozenset({TaskState.SCHEDULED}),
     "upstream_failed": frozenset({TaskState.UPSTREAM_FAILED}),
@@ -124,7 +123,7 @@ def decide(
     if may_end and _may_end(graph, unfinished, after, is_ending=is_ending):
         decided["skipped"] += sorted(unfinished)
         after |= dict.fromkeys(unfinished, _BECOMES["skipped"])
-        is_broken = not all(_BROKEN.isdisjoint(after.get(leaf, _NO_STATES)) for leaf in graph.leaves)
+        is_broken = not all(states.FAILED.isdisjoint(after.get(leaf, _NO_STATES)) for leaf in graph.leaves)
         end = "failed" if is_broken else "success"
     return Decisions(tuple(decided["run"]), tuple(decided["upstream_failed"]), tuple(decided["skipped"]), end)
 

@@ -10,7 +10,8 @@ The usual ones::
                   └─ up_for_retry ◀┘
 
 A user may clear a task in any state. A running task that is cleared is ``restarting`` until its old worker is gone, so
-that two workers never run it at once. The five states in `TERMINAL` are left only by clearing.
+that two workers never run it at once. The five states in `TERMINAL` are left only by clearing; and a
+user may have a task that failed count as succeeded.
 
 The store takes the old states of its UPDATEs, and the new one, from this table. A transition that is not in the table
 raises `IllegalTransition`.
@@ -32,6 +33,7 @@ FAIL_METHOD: Final = "__fail__"  # the next_method of a task that is resumed to 
 
 _S = TaskState
 TERMINAL: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.SKIPPED, _S.UPSTREAM_FAILED, _S.REMOVED})
+FAILED: Final = frozenset({_S.FAILED, _S.UPSTREAM_FAILED})
 UNFINISHED: Final = frozenset(_S) - TERMINAL
 OCCUPYING: Final = frozenset({_S.RUNNING, _S.RESTARTING})  # holds slots of its pool, and has an owner
 _NOT_WAITING = UNFINISHED - {_S.DEFERRED}
@@ -124,6 +126,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _row("restarted", _S.RESTARTING, _S.NONE, "-", "-", "supervisor", "The old worker is gone"),
     _row("marked_success", _S.DEFERRED, _S.SUCCESS, "clear", "clear", "user", "Cleanup trigger, with on_kill()"),
     _row("marked_success", _NOT_WAITING, _S.SUCCESS, "-", "clear", "user", "End a worker, with on_kill()"),
+    _row("overruled", FAILED, _S.SUCCESS, "-", "clear", "user", "What did not begin because of it waits again"),
     _row("marked_failed", _S.DEFERRED, _S.FAILED, "clear", "clear", "user", "Cleanup trigger, with on_kill()"),
     _row("marked_failed", _NOT_WAITING, _S.FAILED, "-", "clear", "user", "End a worker; no retry"),
     _row("marked_skipped", _S.DEFERRED, _S.SKIPPED, "clear", "clear", "user", "By a signal, too; with on_kill()"),

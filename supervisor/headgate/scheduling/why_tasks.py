@@ -9,7 +9,7 @@ from headgate.protocol.messages.dags import TaskState
 from headgate.scheduling import why_maps, why_triggers
 from headgate.scheduling.map_states import state_with
 from headgate.scheduling.planning import RULES_OF_SUCCESS
-from headgate.scheduling.states import FAIL_METHOD, TERMINAL
+from headgate.scheduling.states import FAIL_METHOD, FAILED, TERMINAL
 from headgate.scheduling.trigger_rules import ready
 from headgate.scheduling.why import (
     Answer,
@@ -34,7 +34,6 @@ _OF_THE_SCHEDULER = frozenset(
         *("owner_ended", "owner_fenced", "owner_gone", "owner_silent"),
     }
 )
-_BROKEN = frozenset({_S.FAILED, _S.UPSTREAM_FAILED})
 AGAIN = "`headgate tasks clear` runs it again"
 
 
@@ -414,7 +413,7 @@ def _ended(facts: TaskFacts) -> Finding:
             text = f"it was removed from its run{ago}: the DAG {facts.dag} no longer has it"
             return Finding("ended", text, "nothing")
         case _:
-            broken = [one[0] for one in facts.upstream if not _BROKEN.isdisjoint(_seen(facts, *one))]
+            broken = [one[0] for one in facts.upstream if not FAILED.isdisjoint(_seen(facts, *one))]
             because = f": {some(broken)} failed" if broken else ""
             text = f"it did not run{ago}{because}, and its rule is {facts.trigger_rule}"
             what = f"`{command('tasks', 'clear', facts.dag, facts.run_id, *broken[:1], '--downstream')}`"

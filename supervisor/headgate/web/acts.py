@@ -10,7 +10,9 @@ from typing import Final
 
 import msgspec
 
+from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
+from headgate.scheduling.states import FAILED, TERMINAL
 from headgate.store.access.audit import Action, Role
 from headgate.store.inspect.letters import UNRESOLVED
 
@@ -108,17 +110,17 @@ def of_run(dag: str, run_id: str, *, has_ended: bool) -> tuple[Act, ...]:
     return (clear, whole, Act("runs end", "Start nothing more in it", about), Act("runs cancel", "Cancel it", about))
 
 
-def of_task(dag: str, run_id: str, task: str, *, has_ended: bool, is_mapped: bool) -> tuple[Act, ...]:
+def of_task(dag: str, run_id: str, task: str, *, state: TaskState, is_mapped: bool) -> tuple[Act, ...]:
     """Return the acts on a task, or on a mapped one with all its instances: these are not started one by one."""
     about = {"dag": dag, "run": run_id, "task": task}
     downstream = Field("downstream", "with all tasks downstream", is_flag=True)
     clear = Act("tasks clear", "Clear it ...", about, (downstream,))
     start = () if is_mapped else (Act("tasks start", "Start it now", about),)
-    if has_ended:
-        return (clear, *start)
+    succeeded = Act("tasks mark-success", "Mark as succeeded", about)
+    if state in TERMINAL:
+        return (clear, *start, succeeded) if state in FAILED and not is_mapped else (clear, *start)
     moves = () if is_mapped else (Act("tasks restart", "Restart", about), Act("tasks stop", "Stop", about))
-    marks = (Act("tasks mark-success", "Mark as succeeded", about), Act("tasks mark-failed", "Mark as failed", about))
-    return (clear, *start, *moves, *marks)
+    return (clear, *start, *moves, succeeded, Act("tasks mark-failed", "Mark as failed", about))
 
 
 def of_watcher(name: str, *, hold: str | None) -> tuple[Act, ...]:

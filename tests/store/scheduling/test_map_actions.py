@@ -11,7 +11,7 @@ from tests.store import ends
 from tests.store.harness import OpenStore, Query
 from tests.store.scheduling.test_expansion import Maps
 from tests.store.tasks.plans import insert_rows
-from tests.supervisor.tasks_harness import task_states
+from tests.supervisor.tasks_harness import instance_of, task_states
 
 from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.messages.maps import Values
@@ -224,6 +224,14 @@ def test_instances_that_are_named_are_marked_alone(store: Store, query: Query) -
     maps.source_leaves(None)
     assert store.tasks.mark_map(maps.run, Instances("each", 1, 2), "success").tasks == 2
     assert maps.instances() == ["scheduled", "success", "success", "scheduled"]
+
+
+def test_what_has_failed_in_a_map_is_only_cleared_and_what_is_below_may_count_as_succeeded(maps: Maps) -> None:
+    failed = maps.query("SELECT id FROM task_instance WHERE task_id = 'each' AND map_index = 1")[0]["id"]
+    assert not maps.store.tasks.mark(failed, "success")
+    assert maps.ended() == "failed"
+    assert maps.store.tasks.mark(instance_of(maps.store, maps.run, "total"), "success")
+    assert task_states(maps.store, maps.run)["total"] is S.SUCCESS
 
 
 def test_a_mapped_task_is_not_marked_without_its_unfinished_instances(store: Store, query: Query) -> None:

@@ -44,6 +44,50 @@ def run_row(tasks: Tasks) -> dict[str, Any]:
     return row
 
 
+# --- a failed task that counts as succeeded ------------------------------------------------------
+
+
+def test_a_failed_task_that_is_marked_as_succeeded_lets_the_rest_go_on(ended: Tasks, store: Store) -> None:
+    assert store.tasks.mark(instance_of(store, ended.run, "b"), "success")
+    assert states(ended) == "a:success b:success c:success d:none e:success"
+    assert run_row(ended)["state"] == "running"
+    assert ended.row(instance_of(store, ended.run, "b"))["last_error"] is None
+    ended.plan()
+    assert states(ended) == "a:success b:success c:success d:scheduled e:success"
+
+
+def test_the_last_that_failed_ends_its_run_as_succeeded(ended: Tasks, store: Store) -> None:
+    store.tasks.mark(instance_of(store, ended.run, "b"), "success")
+    ended.plan()
+    store.tasks.mark(instance_of(store, ended.run, "d"), "failed")
+    assert ended.plan().ended == {ended.run: "failed"}
+    assert store.tasks.mark(instance_of(store, ended.run, "d"), "success")
+    assert ended.plan().ended == {ended.run: "success"}
+
+
+def test_what_failed_because_of_another_may_count_as_succeeded_alone(ended: Tasks, store: Store) -> None:
+    assert store.tasks.mark(instance_of(store, ended.run, "d"), "success")
+    assert states(ended) == "a:success b:failed c:success d:success e:success"
+    assert ended.plan().ended == {ended.run: "success"}, "its last tasks say how a run has ended"
+
+
+def test_what_is_below_another_failure_fails_again(store: Store, query: Query) -> None:
+    tasks = Tasks(store, query, tasks=DIAMOND)
+    for name in "abce":
+        store.tasks.mark(instance_of(store, tasks.run, name), "failed" if name in "bc" else "success")
+    tasks.plan()
+    store.tasks.mark(instance_of(store, tasks.run, "b"), "success")
+    assert tasks.plan().ended == {tasks.run: "failed"}
+    assert states(tasks) == "a:success b:success c:failed d:upstream_failed e:success"
+
+
+def test_what_has_succeeded_or_is_marked_as_failed_stays_as_it_is(ended: Tasks, store: Store) -> None:
+    assert not store.tasks.mark(instance_of(store, ended.run, "a"), "success")
+    for name in "abd":
+        assert not store.tasks.mark(instance_of(store, ended.run, name), "failed")
+    assert run_row(ended)["state"] == "failed"
+
+
 # --- clear ---------------------------------------------------------------------------------------
 
 

@@ -104,6 +104,8 @@ def happens(event: str, tasks: Below, clock: Clock, token: str, trigger_id: int)
             tasks.clear_it()
         case "marked_success" | "marked_failed":
             verbs.mark(a, event.removeprefix("marked_"))  # type: ignore[arg-type]
+        case "overruled":
+            verbs.mark(a, "success")
         case "marked_skipped":
             with tasks.store.database.leased(epoch) as tx:
                 task = task_rows.locked(tx, a)
@@ -170,7 +172,7 @@ def test_what_is_not_in_the_table_does_not_happen(open_store: OpenStore, query: 
     # The same verb: what it does then depends on the tries left, or on the state, and that is tested above.
     for alike in (
         *({"failed", "failed_to_retry"}, {"ended_failed", "ended_to_retry"}, {"adopted", "adopted_to_retry"}),
-        *({"worker_lost", "worker_lost_to_retry", "restarted"},),
+        *({"worker_lost", "worker_lost_to_retry", "restarted"}, {"marked_success", "overruled"}),
     ):
         possible |= alike if possible & alike else set()
     if state is S.RESTARTING:  # the worker is done with it, whatever its outcome is: it is restarted

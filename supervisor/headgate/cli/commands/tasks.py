@@ -237,7 +237,10 @@ def _ask(ctx: typer.Context, dag: str, run: str, task: str, action: Literal["STA
 
 @app.command("mark-success")
 def mark_success(ctx: typer.Context, dag: DagArgument, run: RunArgument, task: TaskArgument) -> None:
-    """End a task as succeeded; a step or a trigger that runs for it is ended, with on_kill()."""
+    """End a task as succeeded; a step or a trigger that runs for it is ended, with on_kill().
+
+    One that has failed counts as succeeded, and what could not begin because of it goes on; not so within mapped tasks.
+    """
     _mark(ctx, dag, run, task, "success")
 
 

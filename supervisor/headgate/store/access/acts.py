@@ -73,10 +73,10 @@ def asked(tx: Tx, instance: TaskInstanceId, action: Literal["START", "RESTART", 
     tx.act(actions[action], task_name(tx, instance))
 
 
-def marked(tx: Tx, instance: TaskInstanceId, mark: str, before: TaskState, *, was_unfinished: bool) -> None:
+def marked(tx: Tx, instance: TaskInstanceId, mark: str, before: TaskState, *, is_marked: bool) -> None:
     """Tell that a user ended a task, or wanted to end one that had ended."""
     was: Detail = {"state": before.value}
-    tx.act(_marked(mark), task_name(tx, instance), before=was, after={"state": mark}, changed=was_unfinished)
+    tx.act(_marked(mark), task_name(tx, instance), before=was, after={"state": mark}, changed=is_marked)
 
 
 def marked_instances(tx: Tx, run: DagRunId, which: Instances, mark: str, ended: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import ColumnElement, Executable, Integer, Text, bindparam, select, true
@@ -12,14 +12,15 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from headgate.protocol.errors import ProtocolError
-from headgate.protocol.messages.dags import DagSpec, decode_dag
+from headgate.protocol.messages.dags import DagSpec, TaskSpec, decode_dag
+from headgate.protocol.messages.maps import Worklist
 from headgate.scheduling.planning import Graph
 from headgate.store.db.prepared import Cursor, Prepared
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.db.verbs import Verbs
-from headgate.store.errors import SpecUnreadable
-from headgate.store.ids import DagRowId
-from headgate.store.tables import dag
+from headgate.store.errors import NoSuchRow, SpecUnreadable
+from headgate.store.ids import DagRowId, DagRunId
+from headgate.store.tables import dag, dag_run
 
 GRAPHS_MAX = 200  # the DAGs read most recently: a spec of 100 tasks takes some 100 kB decoded
 UNREADABLE_MAX = 20_000  # unreadable DAGs that are remembered, and left out of later queries
@@ -33,6 +34,41 @@ def read_spec(name: str, data: bytes) -> DagSpec:
         return decode_dag(data)
     except ProtocolError as error:
         raise SpecUnreadable(name, str(error)) from error
+
+
+# --- the tasks of one run ------------------------------------------------------------------------
+
+
+def specs_of_run(tx: Tx, run: DagRunId) -> dict[str, TaskSpec]:
+    """Return the tasks of the DAG of a run. Raises `NoSuchRow` and `SpecUnreadable`."""
+    row = tx.connection.execute(select(dag.c.name, dag.c.spec).join(dag_run).where(dag_run.c.id == run)).first()
+    if row is None:
+        raise NoSuchRow("run", str(run))
+    return {task.task_id: task for task in read_spec(row.name, row.spec).tasks}
+
+
+def beside(specs: Mapping[str, TaskSpec], task_id: str) -> set[str]:
+    """Return the tasks of the same mapped group; of a task in none, itself."""
+    group = specs[task_id].group if task_id in specs else ""
+    return {task_id, *(name for name, task in specs.items() if group and task.group == group)}
+
+
+def gate(specs: Mapping[str, TaskSpec], task_id: str) -> str:
+    """Return the gate of the loop that a task is in; '' if it is in none."""
+    worklist = _worklist_of(specs, task_id)
+    return worklist.task_id if worklist is not None and worklist.is_loop else ""
+
+
+def worklists(specs: Mapping[str, TaskSpec], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the tasks that are expanded over a worklist to which instances of these tasks may append."""
+    found = [beside(specs, name) for name in names if _worklist_of(specs, name) is not None]
+    return tuple(sorted(set().union(*found)))
+
+
+def _worklist_of(specs: Mapping[str, TaskSpec], task_id: str) -> Worklist | None:
+    """Return the worklist over which a task is expanded, None if it is over none."""
+    spec = specs[task_id].map if task_id in specs else None
+    return spec.source if spec is not None and isinstance(spec.source, Worklist) else None
 
 
 # --- statements that leave out unreadable DAGs ---------------------------------------------------

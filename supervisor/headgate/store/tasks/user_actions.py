@@ -14,26 +14,25 @@ stay held, `headgate why` says so, and the same action, repeated, ends it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 from sqlalchemy import null, select, update
 
-from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.maps import INSTANCES_MAX, Worklist
+from headgate.protocol.messages.dags import TaskState
+from headgate.protocol.messages.maps import INSTANCES_MAX
 from headgate.scheduling import states
 from headgate.scheduling.planning import related
-from headgate.scheduling.states import TERMINAL, UNFINISHED, IllegalTransition
+from headgate.scheduling.states import FAILED, TERMINAL, UNFINISHED, IllegalTransition
 from headgate.store.access import acts
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, Instances, TaskInstanceId, instance_name, instances_named
-from headgate.store.tables import dag, dag_run, task_instance
-from headgate.store.tasks import dags, elements, run_states, task_rows, task_streams, values
-from headgate.store.tasks.graphs import read_spec
+from headgate.store.tables import dag_run, task_instance
+from headgate.store.tasks import dags, elements, graphs, run_states, task_rows, task_streams, values
 from headgate.store.tasks.run_states import HELD, Instance, RunStates
 from headgate.store.tasks.task_rows import LockedTask
 
@@ -43,7 +42,6 @@ StreamClear = Literal["from_start", "go_on"]
 _C = task_instance.c
 _ENDED_WELL = frozenset({TaskState.SUCCESS, TaskState.SKIPPED})
 _REMOVED = frozenset({TaskState.REMOVED})
-_FAILED = frozenset({TaskState.FAILED, TaskState.UPSTREAM_FAILED})
 _MARKED: Final[dict[Mark, str | None]] = {"success": None, "failed": "a user marked it as failed"}
 _WITH_OTHERS = frozenset({TaskState.RUNNING, TaskState.RESTARTING, TaskState.DEFERRED})
 
@@ -95,9 +93,13 @@ class UserActionVerbs(Verbs):
 
     @acting
     def mark(self, tx: Tx, instance: TaskInstanceId, mark: Mark) -> bool:
-        """End a task as a user says, without a retry; return whether it was unfinished. Raises `NoSuchRow`.
+        """End a task as a user says, without a retry; return whether that changed anything. Raises `NoSuchRow`.
 
-        Raises `ValueRefused` for a mapped task that has unfinished instances: `mark_map` ends these as well.
+        A task that has failed may count as succeeded after all, and then tasks below it that did not begin because of
+        it wait again; but not a mapped one, an instance, or a task of a group: these are only cleared.
+
+        Raises `ValueRefused` for a mapped task that has unfinished instances: `mark_map` ends these as well; and if
+        others are changing tasks below one that has failed.
         """
         tx.notify()
         task = task_rows.locked(tx, instance)
@@ -107,9 +109,9 @@ class UserActionVerbs(Verbs):
         for name, some in seen.mapped.items():
             if seen.ids.get(name) == instance and not UNFINISHED.isdisjoint(some):
                 raise ValueRefused(f"the task {name} has instances that have not ended: mark it with all of them")
-        was_unfinished = mark_one(tx, task, mark, _MARKED[mark])
-        acts.marked(tx, instance, mark, task.state, was_unfinished=was_unfinished)
-        return was_unfinished
+        is_marked = mark_one(tx, task, mark, _MARKED[mark]) or (mark == "success" and _overrule(tx, seen, task))
+        acts.marked(tx, instance, mark, task.state, is_marked=is_marked)
+        return is_marked
 
     @acting
     def mark_map(self, tx: Tx, run: DagRunId, instances: Instances, mark: Mark) -> Ended:
@@ -223,6 +225,23 @@ def mark_one(tx: Tx, task: LockedTask, mark: Mark | Literal["skipped"], error: s
     return True
 
 
+def _overrule(tx: Tx, seen: RunStates, task: LockedTask) -> bool:
+    """Have a failed task count as succeeded, and what could not begin because of it wait again; see `mark`."""
+    specs = graphs.specs_of_run(tx, seen.run)
+    (name,) = [name for name, instance in seen.ids.items() if instance == task.id] or [""]
+    if task.state not in FAILED or name not in specs or specs[name].map is not None or specs[name].group:
+        return False
+    task_rows.apply(tx, task, "overruled", last_error=None)
+    below = related({each: spec.upstream for each, spec in specs.items()}, {name}, upstream=False, downstream=True)
+    waiting = [each for each in below if seen.own.get(each) is TaskState.UPSTREAM_FAILED and each != name]
+    waiting.sort(key=seen.ids.__getitem__)
+    instances = tuple(every_instance(each) for each in waiting if each in seen.mapped)
+    if _clear_some(tx, seen, ToClear(seen.run, tuple(waiting), instances, only_failed=True)).left is not None:
+        raise ValueRefused(f"others are changing tasks below {name} at this moment: mark it again")
+    dags.reopen(tx, seen.run)
+    return True
+
+
 def _end_trigger(tx: Tx, task: LockedTask) -> None:
     task_streams.close(tx, task.id, by_user=True)
     if task.trigger_id is not None:
@@ -242,9 +261,7 @@ class _Chosen(NamedTuple):
 
 
 def _chosen(tx: Tx, seen: RunStates, names: Sequence[str], *, upstream: bool, downstream: bool) -> _Chosen:
-    row = tx.connection.execute(select(dag.c.name, dag.c.spec).join(dag_run).where(dag_run.c.id == seen.run)).first()
-    if row is None:
-        raise NoSuchRow("run", str(seen.run))
+    specs = graphs.specs_of_run(tx, seen.run)
     whole, parts = set[str](), list[Instances]()
     for name in names:
         part = None if name in seen.own else instances_named(name)
@@ -254,56 +271,31 @@ def _chosen(tx: Tx, seen: RunStates, names: Sequence[str], *, upstream: bool, do
             whole.add(name if name in seen.own else name.removesuffix("[]"))
         if (whole if part is None else {part.task_id}) - seen.own.keys():
             raise NoSuchRow("task", name)
-    specs = {task.task_id: task for task in read_spec(row.name, row.spec).tasks}
     edges = {task_id: task.upstream for task_id, task in specs.items()}
     roots = whole if names else seen.own.keys()
     chosen = related(edges, roots, upstream=upstream, downstream=downstream)
     some: list[Instances] = []
     loops: dict[str, int] = {}
     for part in parts:
-        beside = _beside(specs, part.task_id)
+        beside = graphs.beside(specs, part.task_id)
         inside = {name: [above for above in edges.get(name, ()) if above in beside] for name in beside}
         near = related(inside, {part.task_id}, upstream=upstream, downstream=downstream)
         some += [part._replace(task_id=name) for name in sorted(near)]
         chosen |= related(edges, {part.task_id}, upstream=upstream, downstream=downstream) - beside
-        gate = _gate(specs, part.task_id)
+        gate = graphs.gate(specs, part.task_id)
         if downstream and gate in near:  # what comes after an iteration has begun with its result
             some += [Instances(name, part.first + 1, INSTANCES_MAX) for name in sorted(beside)]
             loops[gate] = min(part.first, loops.get(gate, part.first))
     tasks = sorted(chosen & seen.own.keys(), key=seen.ids.__getitem__)
     every = [every_instance(name) for name in tasks if name in seen.mapped]
     instances = (*(part for part in some if part.task_id not in chosen), *every)
-    return _Chosen(tuple(tasks), instances, _worklists(specs, {part.task_id for part in instances}), loops)
-
-
-def _beside(specs: Mapping[str, TaskSpec], task_id: str) -> set[str]:
-    """Return the tasks of the same mapped group; of a task in none, itself."""
-    group = specs[task_id].group if task_id in specs else ""
-    return {task_id, *(name for name, task in specs.items() if group and task.group == group)}
-
-
-def _worklist_of(specs: Mapping[str, TaskSpec], task_id: str) -> Worklist | None:
-    """Return the worklist over which a task is expanded, None if it is over none."""
-    spec = specs[task_id].map if task_id in specs else None
-    return spec.source if spec is not None and isinstance(spec.source, Worklist) else None
-
-
-def _gate(specs: Mapping[str, TaskSpec], task_id: str) -> str:
-    """Return the gate of the loop that a task is in; '' if it is in none."""
-    worklist = _worklist_of(specs, task_id)
-    return worklist.task_id if worklist is not None and worklist.is_loop else ""
-
-
-def _worklists(specs: Mapping[str, TaskSpec], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the tasks that are expanded over a worklist to which instances of these tasks may append."""
-    found = [_beside(specs, name) for name in names if _worklist_of(specs, name) is not None]
-    return tuple(sorted(set().union(*found)))
+    return _Chosen(tuple(tasks), instances, graphs.worklists(specs, {part.task_id for part in instances}), loops)
 
 
 def _clear_some(tx: Tx, seen: RunStates, todo: ToClear) -> Cleared:
     """Clear as much as may be in one transaction; see the docstring of this module."""
     tx.notify()
-    wanted = _FAILED if todo.only_failed else frozenset(TaskState)
+    wanted = FAILED if todo.only_failed else frozenset(TaskState)
     left, removed = list(todo.instances), [every_instance(name) for name in todo.worklists]
     if todo.held or _is_too_much(tx, seen, left, wanted) or _is_too_much(tx, seen, removed, _REMOVED):
         names = {*todo.held, *(part.task_id for part in left), *(set(todo.worklists) & seen.ids.keys())}
@@ -377,7 +369,7 @@ def _clear_tasks(
         task = task_rows.locked_unless_busy(tx, seen.ids[name])
         if task is None:
             busy.append(name)
-        elif not todo.only_failed or task.state in _FAILED or _has_stopped(tx, seen, name, task):
+        elif not todo.only_failed or task.state in FAILED or _has_stopped(tx, seen, name, task):
             state = clear_one(tx, task, todo.streams)
             if state is None:
                 as_before.append(name)

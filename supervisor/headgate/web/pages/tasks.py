@@ -8,7 +8,6 @@ import msgspec
 
 from headgate.presentation.values import json_line
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.states import UNFINISHED
 from headgate.scheduling.words import command
 from headgate.store.ids import TryName
 from headgate.store.inspect.runs import TaskDetail, TaskLine, TaskRef
@@ -82,9 +81,8 @@ def task(view: View) -> Answer:
     detail = view.inspect.task(found)
     sees_payloads = view.may("operator")
     xcoms = detail.xcoms if sees_payloads else {}
-    has_ended = detail.line.state not in UNFINISHED
     is_mapped = detail.line.is_map or found.map_index >= 0
-    own_acts = acts.of_task(found.dag, found.run_id, found.name, has_ended=has_ended, is_mapped=is_mapped)
+    own_acts = acts.of_task(found.dag, found.run_id, found.name, state=detail.line.state, is_mapped=is_mapped)
     values = {
         "why": view.inspect.why_task(found, liveness=view.site.liveness),
         "facts": _facts(detail),

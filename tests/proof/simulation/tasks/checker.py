@@ -465,7 +465,7 @@ class Checker(HistoryChecker):
 
     def _may_go_on(self, record: records.RunMoved) -> bool:
         """Whether a run that has ended may go on."""
-        return record.by == "clear"
+        return record.by in ("clear", "mark_success")
 
     def _judge_run(self, run: str) -> None:
         states = {

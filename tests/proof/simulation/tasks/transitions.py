@@ -39,6 +39,9 @@ OF_USER = {
         *((state, "none") for state in ("deferred", "scheduled", "up_for_retry", *ENDED)),
         ("running", "restarting"),
     },
-    "mark_success": {(state, "success") for state in _UNFINISHED},
+    "mark_success": {
+        *((state, "success") for state in (*_UNFINISHED, "failed", "upstream_failed")),
+        ("upstream_failed", "none"),  # of one below that had failed
+    },
     "mark_failed": {(state, "failed") for state in _UNFINISHED},
 }
