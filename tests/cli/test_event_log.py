@@ -142,6 +142,21 @@ def test_consumers_are_listed_with_what_they_have_yet_to_get_and_removed(watched
     assert (gone.code, "there is no consumer named 'billing'" in gone.err) == (1, True)
 
 
+def test_a_clean_tells_for_which_consumers_it_keeps_older_events(
+    watched: Watched, call_database: Any, query: Query
+) -> None:
+    watched.store_events("a", "b")
+    consumer = Client(watched.store.database).add_consumer("billing", "orders")
+    query("UPDATE trigger_event SET stored_at = :then", then="2026-01-01 00:00:00.000000")
+    clean = ("db", "clean", "--older-than", "30d", "--keyed-events", "--json")
+    called = call_database(*clean)
+    assert (called.code, called.rows()) == (0, [])
+    assert "older events are kept for consumers that have yet to get them: billing (" in called.err
+    with consumer.batch(10) as batch:
+        assert len(list(batch)) == 2
+    assert call_database(*clean).err == ""
+
+
 def test_events_that_a_consumer_sets_aside_are_listed_handed_over_again_or_discarded(
     watched: Watched, call_database: Any
 ) -> None:

@@ -11,11 +11,13 @@ from headgate.cli.invocation import CommandError, invocation
 from headgate.cli.lists import JsonOption, print_json_lines
 from headgate.cli.options import span_s
 from headgate.cli.tables import print_table
+from headgate.scheduling.words import some, span
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 RUNNING_TOLD_MAX = 5
+CONSUMERS_TOLD_MAX = 1000
 app = typer.Typer(help="The database: make, upgrade or clean its tables.", no_args_is_help=True)
 
 
@@ -151,7 +153,9 @@ def clean(
                     failures += 1
                 else:
                     deleted["log files"] = deleted.get("log files", 0) + files
+        ages_s = store.consumers.oldest(limit=CONSUMERS_TOLD_MAX)
     _print_deleted(deleted, dry_run=dry_run, as_json=as_json)
+    _tell_kept({name: age_s for name, age_s in ages_s.items() if age_s >= seconds})
     if failures:
         raise CommandError(f"{failures:,} runs were deleted, but their logs could not be")
 
@@ -167,3 +171,14 @@ def _print_deleted(deleted: dict[str, int], *, dry_run: bool, as_json: bool) -> 
         print_table(lines, ("table", count))
         if dry_run:
             print("Rows that can be deleted only after these are not counted.")
+
+
+def _tell_kept(ages_s: dict[str, float]) -> None:
+    """Tell for which consumers old events are kept: one that nobody runs any more keeps all of its trigger's."""
+    if ages_s:
+        told = some([f"{name} ({span(age_s)})" for name, age_s in ages_s.items()])
+        print(
+            f"older events are kept for consumers that have yet to get them: {told}; `headgate consumers remove` removes "
+            f"those that are not needed any more",
+            file=sys.stderr,
+        )
