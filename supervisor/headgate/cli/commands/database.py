@@ -178,7 +178,7 @@ def _tell_kept(ages_s: dict[str, float]) -> None:
     if ages_s:
         told = some([f"{name} ({span(age_s)})" for name, age_s in ages_s.items()])
         print(
-            f"older events are kept for consumers that have yet to get them: {told}; `headgate consumers remove` removes "
-            f"those that are not needed any more",
+            f"older events are kept for consumers that have yet to get them: {told}; `headgate consumers remove` "
+            "removes those that are not needed any more",
             file=sys.stderr,
         )
