@@ -18,6 +18,7 @@ from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
+    FailedStarts,
     GoneDag,
     Letters,
     MissingPool,
@@ -62,6 +63,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_letters(facts.letters),
         *_consumers(facts.consumers),
         *_undecided(facts.undecided),
+        *_failed_starts(facts.failed_starts),
         *_files(facts.import_errors),
         *_gone_dags(facts.gone_dags),
         *_runs(facts.failed_runs),
@@ -324,7 +326,7 @@ def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
     return found
 
 
-def _named(task: Overdue | Undecided) -> str:
+def _named(task: Overdue | Undecided | FailedStarts) -> str:
     return f"{task.dag} {task.run_id} {task.task_id}"
 
 
@@ -392,6 +394,19 @@ def _undecided(tasks: Sequence[Undecided]) -> list[Problem]:
             "attention", "undecided_signals", text, command("why", newest.dag, newest.run_id, newest.task_id), lines
         )
     ]
+
+
+def _failed_starts(tasks: Sequence[FailedStarts]) -> list[Problem]:
+    """Return that starts had failed of tasks that signals, or the time, have started again: these look well now."""
+    if not tasks:
+        return []
+    newest = min(tasks, key=lambda one: one.age_s)
+    starts = counted(sum(one.starts for one in tasks), "start")
+    text = f"{starts} of {counted_rows(tasks, 'task')} that signals or the time start failed before the newest one"
+    text += f"; the last {span(newest.age_s)} ago: {_named(newest)}: {newest.error}"
+    lines = tuple(f"{_named(one)}: {counted(one.starts, 'start')}, {span(one.age_s)} ago: {one.error}" for one in tasks)
+    logs = command("tasks", "logs", newest.dag, newest.run_id, newest.task_id)
+    return [Problem("attention", "failed_starts", text, logs, lines)]
 
 
 def _signals_of(tasks: Sequence[Undecided]) -> str:

@@ -91,6 +91,17 @@ class Undecided(msgspec.Struct, frozen=True):
     error: str
 
 
+class FailedStarts(msgspec.Struct, frozen=True):
+    """A task that was started once more after ``starts`` of it had failed, the last time ``age_s`` seconds ago."""
+
+    dag: str
+    run_id: str
+    task_id: str
+    starts: int
+    age_s: float
+    error: str
+
+
 class GoneDag(msgspec.Struct, frozen=True):
     """A DAG that has not been in its file for ``for_s`` seconds, and has unfinished runs."""
 
@@ -139,6 +150,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     letters: tuple[Letters, ...] = ()
     consumers: tuple[TroubledConsumer, ...] = ()
     undecided: tuple[Undecided, ...] = ()
+    failed_starts: tuple[FailedStarts, ...] = ()
     import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
     gone_dags: tuple[GoneDag, ...] = ()
     failed_runs: tuple[tuple[str, str], ...] = ()

@@ -267,6 +267,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
     "yes", or "now" if it is asked about the next ones; ``error`` is why it could not, and ``decided`` what it said
     about ``met_version``. ``undecided`` counts the signals that do nothing because it could not decide about them,
     ``replaced`` those among the newest that have the id of an event in place of its payload, which is too large.
+    ``failed_starts`` are those that had failed, the last one with ``failed_error``, when it started the task again.
     """
 
     text: str
@@ -280,6 +281,8 @@ class RuleFacts(msgspec.Struct, frozen=True):
     decided: Action | None = None
     due_in_s: float | None = None
     undecided: int = 0
+    failed_starts: int = 0
+    failed_error: str | None = None
     replaced: int = 0
     sent_by: str = ""
 

@@ -41,7 +41,8 @@ def explain_task(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> Answer:
     """Explain why a task is in its state. ``supervisors`` are those that neither ended nor were fenced."""
     found, failed = _findings(facts, supervisors), _passed_over(facts, supervisors)
     is_its_turn = found[0].reason in _OF_THE_SCHEDULER
-    return answered([*failed, *found] if is_its_turn else [*found, *failed], _known(facts), _errors(facts))
+    found = [*failed, *found] if is_its_turn else [*found, *failed]
+    return answered([*found, *why_triggers.failed_starts(facts)], _known(facts), _errors(facts))
 
 
 def _findings(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:

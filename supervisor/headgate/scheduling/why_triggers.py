@@ -266,6 +266,16 @@ def undecided(facts: TaskFacts) -> Finding | None:
     return Finding("undecided", text, f"{logs}; once the file is mended: {sent_by(rules)}, or {start_command(facts)}")
 
 
+def failed_starts(facts: TaskFacts) -> list[Finding]:
+    """Return that starts of the task have failed before its newest one."""
+    rules = [rule for rule in facts.rules if rule.failed_starts]
+    if not rules:
+        return []
+    told = [f"{rule.text}: {counted(rule.failed_starts, 'start')}, {shortened(rule.failed_error)}" for rule in rules]
+    logs = f"`{command('tasks', 'logs', facts.dag, facts.run_id, facts.task_id)}` has all errors"
+    return [Finding("failed_starts", f"starts before the newest one failed: {'; '.join(told)}", logs)]
+
+
 def sent_by(rules: Sequence[RuleFacts]) -> str:
     """Return commands that send what rules wait for. A rule about the end of a task, or the time, has none."""
     return some([rule.sent_by for rule in rules if rule.sent_by])

@@ -125,6 +125,11 @@ signal_wait = Table(
     # How many signals users' code could not decide about in all of its tries, and when the last of them was given up.
     Column("undecided", Integer, nullable=False, server_default=text("0")),
     Column("undecided_at", UtcDateTime),
+    # How often it has started the task once more after a start had failed, when last, and the error of that start: the
+    # row of the task tells the newest start alone.
+    Column("failed_starts", Integer, nullable=False, server_default=text("0")),
+    Column("failed_at", UtcDateTime),
+    Column("failed_error", Text),
     UniqueConstraint("task_instance_id", "rule"),
     CheckConstraint("(trigger_id IS NULL) <> (rule IS NULL)", name="of_sensor_or_rule"),
     UniqueConstraint("dag_id", "rule"),
@@ -154,6 +159,8 @@ Index(
     postgresql_where=_undecided,
     sqlite_where=_undecided,
 )
+_failed = text("failed_at IS NOT NULL")
+Index("ix_signal_wait_failed", signal_wait.c.failed_at, postgresql_where=_failed, sqlite_where=_failed)
 _due = text("due_at IS NOT NULL")
 Index("ix_signal_wait_due", signal_wait.c.due_at, postgresql_where=_due, sqlite_where=_due)
 

@@ -97,6 +97,37 @@ def test_a_task_starts_for_each_signal_if_its_author_says_so(store: Store, query
     assert jobs.row()["try_number"] == 3
 
 
+def failed_starts(jobs: Jobs) -> tuple[str, ...]:
+    found = [one.details for one in jobs.store.inspect.status() if one.reason == "failed_starts"]
+    return found[0] if found else ()
+
+
+def test_a_start_that_has_failed_is_told_after_the_next_one(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO, overlap="each"), PLAIN)
+    jobs.send("go", 1, 2, 3)
+    for end in (S.FAILED, S.SUCCESS, S.FAILED):
+        assert all(": 1 start, " in one for one in failed_starts(jobs))
+        jobs.end(jobs.dispatch(), end)
+    assert jobs.state() is S.FAILED
+    assert len(failed_starts(jobs)) == 1, "the last one has failed, too, and its row says so"
+    jobs.send("go", 4)
+    (line,) = failed_starts(jobs)
+    assert ": 2 starts, " in line
+    task = jobs.store.inspect.find_task("etl", "r1", "job")
+    answer = jobs.store.inspect.why_task(task)
+    assert answer.facts[-1] == ("also", "starts before the newest one failed: 'go': 2 starts, it broke")
+
+
+def test_a_failed_task_that_a_user_starts_again_is_no_failed_start(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO), PLAIN)
+    jobs.send("go", 1)
+    jobs.end(jobs.dispatch(), S.FAILED)
+    jobs.store.signals.ask(jobs.id(), "START")
+    jobs.settle()
+    assert jobs.state() is S.SCHEDULED
+    assert failed_starts(jobs) == ()
+
+
 def test_a_start_of_what_is_deferred_is_remembered(jobs: Jobs) -> None:
     jobs.send("go", 1)
     task = jobs.dispatch()

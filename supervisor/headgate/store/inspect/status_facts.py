@@ -18,6 +18,7 @@ from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
+    FailedStarts,
     GoneDag,
     Letters,
     MissingPool,
@@ -63,6 +64,7 @@ SCHEDULED_LATE_S = 15 * 60.0  # tasks wait for workers and pools by design, but 
 FAILED_RUNS_S = 86_400.0
 GONE_S = 120.0  # for so long the file of a DAG may be away, as in a deployment
 UNDECIDED_S = 86_400.0
+FAILED_STARTS_S = 86_400.0
 NOT_TAKEN_S = 86_400.0  # a program may take the events of its consumer once a day
 QUEUES_MAX = 100  # of open triggers
 POOLS_MAX = 100  # that there are not, each with a sentence of its own
@@ -104,6 +106,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         letters=_letters(tx),
         consumers=_consumers(tx),
         undecided=_undecided(tx),
+        failed_starts=_failed_starts(tx),
         import_errors=_import_errors(tx),
         gone_dags=_gone_dags(tx),
         failed_runs=_failed_runs(tx),
@@ -345,6 +348,22 @@ def _undecided(tx: Tx) -> tuple[Undecided, ...]:
         newest = found.setdefault(task, Undecided(*task, 0, (tx.now - at).total_seconds(), shortened(error)))
         found[task] = msgspec.structs.replace(newest, signals=newest.signals + signals)
     return tuple(found.values())
+
+
+def _failed_starts(tx: Tx) -> tuple[FailedStarts, ...]:
+    """Return the tasks of which a start had failed when signals, or the time, started them again in the last day."""
+    w = signal_wait.c
+    rows = (
+        select(*_NAMES, w.failed_starts, w.failed_at, w.failed_error)
+        .select_from(_RUNS.join(signal_wait, w.task_instance_id == _C.id))
+        .where(w.failed_at > tx.now - timedelta(seconds=FAILED_STARTS_S))
+        .order_by(w.failed_at.desc())
+        .limit(COUNTED_MAX)
+    )
+    return tuple(
+        FailedStarts(name, run_id, instance_name(task, index), starts, (tx.now - at).total_seconds(), shortened(error))
+        for name, run_id, task, index, starts, at, error in tx.connection.execute(rows)
+    )
 
 
 def _import_errors(tx: Tx) -> tuple[tuple[str, str], ...]:

@@ -413,6 +413,8 @@ def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None, *, is_open: 
                 asks="no" if row is None or not row.asks else "yes" if row.ask_at is None else "now",
                 error=None if row is None else row.decision_error,
                 undecided=0 if row is None else row.undecided,
+                failed_starts=0 if row is None else row.failed_starts,
+                failed_error=None if row is None else row.failed_error,
                 sent_by=_sent_by(rule),
                 replaced=feeds.count_replaced(tx, rule.key, rule.namespace) if isinstance(rule, SignalRule) else 0,
                 decided=None if row is None else row.decided,

@@ -245,6 +245,8 @@ def _begin(
     if task.state is TaskState.UP_FOR_RETRY:
         outcomes.begin_next_try(tx, task.id)
     else:
+        if task.state is TaskState.FAILED:
+            subscriptions.note_failed_start(tx, rows, task.id)
         if task.state is not TaskState.NONE and user_actions.clear_one(tx, task, None) is not TaskState.NONE:
             tx.notify()  # whoever has its worker ends it; it begins when that is gone
             return Acted(has_changed=True)

@@ -422,6 +422,24 @@ def start(tx: Tx, rows: Sequence[RuleRow], put_off: Collection[str]) -> None:
         (_PUT_OFF if row.rule in put_off else _START).run(tx.connection, of_id=row.id)
 
 
+_NOTE_FAILED = Prepared(
+    update(signal_wait)
+    .where(_W.id == bindparam("of_id"))
+    .values(
+        failed_starts=_W.failed_starts + 1,
+        failed_at=bindparam("at", type_=UtcDateTime),
+        failed_error=select(_T.last_error).where(_T.id == bindparam("of_task")).scalar_subquery(),
+    )
+)
+
+
+def note_failed_start(tx: Tx, rows: Sequence[RuleRow], instance: TaskInstanceId) -> None:
+    """Record that a task has failed which its rules start once more; not if a user does, who has seen that."""
+    row = next((row for row in rows if row.met_version is not None), None)
+    if row is not None and row.rule not in BY_HAND:
+        _NOTE_FAILED.run(tx.connection, of_id=row.id, at=bound(tx.connection, tx.now), of_task=instance)
+
+
 def join(tx: Tx, instance: TaskInstanceId) -> None:
     """Record that what has met the rules of a task since its start is for this start as well."""
     _JOIN.run(tx.connection, of_task=instance)
