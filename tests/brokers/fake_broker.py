@@ -25,7 +25,6 @@ class Broker(SharedStreamProducer):
         self.arrived = trio.lowlevel.ParkingLot()
         self.batches: list[list[AdvanceItem]] = []
         self.advance_gate: Callable[[], Any] | None = None
-        self.closed = 0
 
     def send(self, *payloads: str) -> None:
         self.waiting.extend(payloads)
@@ -48,9 +47,6 @@ class Broker(SharedStreamProducer):
 
     def event_key(self, broker_payload: str) -> str | None:
         return f"key of {broker_payload}"
-
-    async def aclose(self) -> None:
-        self.closed += 1
 
     @property
     def advanced(self) -> dict[str, AdvanceOutcome]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
 import trio
 from tests.brokers.fake_broker import ACKED, Broker, ask, bind, subscribe
@@ -12,21 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.streams.group_settings import LEASE_WAIT_S
 from headgate.streams.lease import Lease
-from headgate.streams.manager import GIVE_BACK_LOOKS, LEASE_LOOK_S
-from headgate.triggers.base import BaseEventTrigger
-from headgate.triggers.shared_stream import LeaseOver, PollTerminated, SharedStreamManager
-
-
-class Ticker(BaseEventTrigger):
-    """A trigger whose stream has no producer: the fast path."""
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "tests.Ticker", {}
-
-    @classmethod
-    async def open_shared_stream(cls, kwargs: dict[str, Any]) -> AsyncIterator[int]:
-        await trio.sleep_forever()
-        yield 0
+from headgate.triggers.shared_stream import SharedStreamManager
 
 
 class Asked:
@@ -71,14 +54,13 @@ async def test_and_waits_for_an_answer_to_a_round_that_was_sent_since(
         await skip_one(streams, broker)
         assert broker.batches == []
         assert lease.is_wanted
-        times = asked.times
-        assert times >= 1
+        assert asked.times == 1
         lease.renew(trio.current_time() - 5.0, 5.0)  # an answer that took too long is worth nothing
         lease.renew(trio.current_time(), 0.0)  # nor is one of a supervisor that is not sure of its lease itself
         await wait_all_tasks_blocked()
         assert broker.batches == []
         assert lease.is_wanted
-        assert asked.times == times, "who asks again at once would ask for ever"
+        assert asked.times == 1, "who asks again at once would ask for ever"
         lease.renew(trio.current_time() - 4.9, 5.0)
         await wait_all_tasks_blocked()
         assert broker.advanced == {"a": ACKED}
@@ -172,14 +154,14 @@ async def test_a_stream_that_has_ended_waits_for_the_lease_a_moment(autojump_clo
     lease = Lease(request_round=Asked())
     async with SharedStreamManager(lease=lease) as streams:
         await skip_one(streams, broker)
-        await trio.sleep(LEASE_LOOK_S)
+        await trio.sleep(100.0)
         await streams.settled()  # nobody knows whether the lease will come
         async with trio.open_nursery() as nursery:
             nursery.start_soon(streams.unsubscribe, 1, "k")
             await trio.sleep(LEASE_WAIT_S / 2)
             lease.renew(trio.current_time(), 5.0)
         assert broker.advanced == {"a": ACKED}
-        await trio.sleep(5.0)
+        await trio.sleep(10.0)
         broker.send("b")
         subscription = subscribe(streams, broker)
         await anext(subscription)
@@ -188,61 +170,3 @@ async def test_a_stream_that_has_ended_waits_for_the_lease_a_moment(autojump_clo
         await streams.unsubscribe(1, "k")
         assert trio.current_time() - begun_at == pytest.approx(LEASE_WAIT_S, abs=0.01)
         assert "b" not in broker.advanced
-
-
-OVER_S = LEASE_LOOK_S * GIVE_BACK_LOOKS
-
-
-async def test_a_lease_that_is_over_for_long_gives_back_what_the_broker_has_handed_out(
-    autojump_clock: MockClock,
-) -> None:
-    broker = Broker()
-    lease = Lease(request_round=Asked())
-    async with SharedStreamManager(lease=lease) as streams:
-        lease.renew(trio.current_time(), 24.0)
-        await skip_one(streams, broker)
-        failed: list[int] = []
-        first, second = subscribe(streams, broker, 2), subscribe(streams, broker, 3)
-        first.on_failed = lambda error: failed.append(2)
-        second.on_failed = lambda error: failed.append(3)
-        await trio.sleep(0.5)
-        await trio.sleep(24.0 + OVER_S - 2.0)
-        assert broker.closed == 0
-        await trio.sleep(2.0 + LEASE_WAIT_S)
-        assert failed == [2, 3], "all are absent in the same step, so that none misses what another gets"
-        assert broker.closed == 1
-        assert broker.advanced == {"a": ACKED}
-        with pytest.raises(PollTerminated) as raised:
-            await anext(first)
-        assert isinstance(raised.value.__cause__, LeaseOver)
-        assert "its lease in the database for too long" in str(raised.value.__cause__)
-
-
-@pytest.mark.parametrize("lasts_s", [0.0, 5.0])
-async def test_an_answer_counts_if_it_renews_the_lease(autojump_clock: MockClock, lasts_s: float) -> None:
-    broker = Broker()
-    lease = Lease(request_round=Asked())
-    async with SharedStreamManager(lease=lease) as streams:
-        subscribe(streams, broker)
-        await trio.sleep(OVER_S - 1.5)
-        lease.renew(trio.current_time(), lasts_s)
-        await trio.sleep(OVER_S - 1.5)
-        assert streams.statistics().groups == (1 if lasts_s else 0)
-
-
-async def test_the_time_in_which_the_runner_stood_still_does_not_count(mock_clock: MockClock) -> None:
-    broker = Broker()
-    lease = Lease(request_round=Asked())
-    async with SharedStreamManager(lease=lease) as streams:
-        subscribe(streams, broker)
-        await wait_all_tasks_blocked()
-        mock_clock.jump(1000.0)
-        await wait_all_tasks_blocked()
-        assert streams.statistics().groups == 1
-
-
-async def test_the_fast_path_goes_on_without_a_lease(autojump_clock: MockClock) -> None:
-    async with SharedStreamManager(lease=Lease(request_round=Asked())) as streams:
-        streams.subscribe(trigger_id=1, trigger=Ticker(), key="ticks")
-        await trio.sleep(10 * OVER_S)
-        assert streams.statistics().groups == 1

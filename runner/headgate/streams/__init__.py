@@ -20,8 +20,7 @@ The theory of a group, in the order in which it matters:
   none is waited for, the drain) goes through one synchronous function: the key leaves the table, the ledger closes, the
   subscribers get their failure (I5). A subscriber that arrives in the next step gets a new group. Afterwards the pump
   advances what was already resolved, for a limited time, and the producer is closed last.
-- *The lease.* An advance begins only while no other supervisor can have taken over (`Lease`, I10). If it has been over
-  for long, streams end, so that the reader of another supervisor gets what their brokers have handed out here.
+- *The lease.* An advance begins only while no other supervisor can have taken over (`Lease`, I10).
 
 The modules, from the inside out: `contract` (the methods of a producer), `ledger` (which subscriber still has to handle
 which event), `flow` (gates for all polls), `lease`, `subscription` (one trigger's end of a stream), `absence`,

@@ -244,20 +244,6 @@ class AdvanceTimeout(Exception):
         self.timeout_s = timeout_s
 
 
-class LeaseOver(Exception):
-    """The supervisor could not renew its lease, so another may read the stream: its broker gets back what is in flight.
-
-    The stream begins again, with all of its subscribers, when the database has answered and nobody has taken over.
-    """
-
-    def __init__(self, key: Hashable) -> None:
-        super().__init__(
-            f"shared stream {key!r} gave its messages back to the broker, because the supervisor had not renewed its "
-            f"lease in the database for too long; another supervisor may read them now"
-        )
-        self.key = key
-
-
 class SubscriberOverflow(Exception):
     """The subscriber did not keep up: its queue of raw events was full at the next broadcast.
 

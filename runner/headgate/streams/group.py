@@ -159,9 +159,9 @@ class Group:
         elif not self._online:
             self._deserted_since = self._settings.now()
 
-    def stop(self, cause: BaseException | None = None) -> None:
-        """End the group: cancel the poll; resolved events are still advanced. ``cause``: the failure, if it is one."""
-        self._end(cause)
+    def stop(self) -> None:
+        """End the group without a failure: cancel the poll; resolved events are still advanced."""
+        self._end(None)
         self._poll_scope.cancel()
 
     def expire(self, now: float) -> float | None:
@@ -411,7 +411,8 @@ class Group:
             if self._pump_scope.cancelled_caught:
                 self._log.warning("advancing the resolved events took too long", timeout_s=DRAIN_TIMEOUT_S)
         except Exception as failure:  # of an author's object, such as a lane whose hash is another one by now
-            self.stop(failure)
+            self._end(failure)
+            self._poll_scope.cancel()
         finally:
             self._pump_is_done.set()
 
@@ -465,7 +466,8 @@ class Group:
                 failure, cancelled = failure or checks.leaked(cancelled), None
             if failure is not None:
                 self._log.error("advance failed", events=len(batch), exc_info=failure)
-                self.stop(failure)
+                self._end(failure)
+                self._poll_scope.cancel()
             if cancelled is not None:
                 if not self._advance_scope.cancel_called:
                     self._settings.on_advance_cut()
@@ -484,7 +486,8 @@ class Group:
         if due_at > now:
             return due_at
         self._settings.on_advance_cut()
-        self.stop(AdvanceTimeout(self.key, type(self.producer).__name__, self._settings.advance_timeout_s))
+        self._end(AdvanceTimeout(self.key, type(self.producer).__name__, self._settings.advance_timeout_s))
+        self._poll_scope.cancel()
         self._advance_scope.cancel()
         return None
 

@@ -13,12 +13,6 @@ Events that were fired need a confirmation in any case. The lease matters for me
 without it the runner of a supervisor that is cut off from the database would continue to commit the messages that its
 own filters skip, while the subscribers of the supervisor that took over may still be working on the same messages.
 
-A lease that has been over for a while (`headgate.streams.manager.GIVE_BACK_LOOKS`) may be another supervisor's, whose
-readers get nothing that brokers have handed out to this runner. So streams that acknowledge end then
-(`headgate.streams.contract.LeaseOver`), as if their brokers had failed: what they were handed goes back, all of their
-triggers are absent from that moment on, and they begin together when the supervisor has stored their ends, which it can
-only while nobody else has the lease.
-
 An advance that has begun is not interrupted; the supervisor keeps a margin for it
 (`headgate.supervisor.triggers.leases.ADVANCE_SHARE`). Trio's clock does not count while the machine is suspended. One
 round is in flight at a time: while it cannot be stored, no newer answer arrives, and advances wait.
@@ -70,18 +64,13 @@ class Lease:
         self._until = -math.inf
         self._waiting.unpark_all()
 
-    def look(self) -> bool:
-        """Return whether it is held; if it is not, request a round whose answer may renew it."""
-        if not self.is_held and not self._is_given_up:
-            self._request_round()
-        return self.is_held
-
     async def wait(self) -> bool:
         """Wait until an advance may begin, and return in that same step; False if none ever may again.
 
-        A round is requested once: if its answer does not help, that to the next one may (`look`).
+        A round is requested once: if its answer does not help, the answer to the next heartbeat may.
         """
-        self.look()
+        if not self.is_held and not self._is_given_up:
+            self._request_round()
         while not self.is_held:
             if self._is_given_up:
                 return False

@@ -19,7 +19,6 @@ import trio
 
 from headgate.protocol.messages.runner import DescribedStream, RunnerFigures
 from headgate.streams.absence import AbsentSubscribers
-from headgate.streams.contract import LeaseOver
 from headgate.streams.descriptions import describe_stream
 from headgate.streams.end_deadlines import EndDeadlines
 from headgate.streams.figures import StreamRecords
@@ -37,11 +36,6 @@ from headgate.triggers.base import BaseEventTrigger
 # often, because a deadline may be closer than the resolution of the clock.
 ACK_SCAN_INTERVAL_S_MAX = 1.0
 ACK_SCAN_INTERVAL_S_MIN = 0.001
-# The lease is looked at this often. When so many looks in a row have found it over, what brokers have handed out is
-# given back: after 10 s, in which this process did not stand still. A database that is slow, or away for a moment, is
-# not worth a second delivery of all that is in flight. With the defaults, others may have taken over by then.
-LEASE_LOOK_S = 1.0
-GIVE_BACK_LOOKS = 10
 DESCRIBED_AT_ONCE_MAX = 4  # streams: each may have a thread that hangs, and a connection
 
 
@@ -70,7 +64,7 @@ class SharedStreamManager:
     - ``advance_timeout``: seconds that one advance of a producer may take; a stream ends if it takes longer.
     - ``overflow``: the effect of a full queue: ``"fail"`` its subscriber, or ``"pause"`` the poll for all until there
       is room again (bounded by the ack timeout).
-    - ``lease``: advances begin only while it is held; if it has been over for long, streams that acknowledge end.
+    - ``lease``: advances begin only while it is held.
 
     Belongs to one trio run; not thread-safe. Raises `ValueError` for a limit that is not positive.
     """
@@ -133,8 +127,6 @@ class SharedStreamManager:
     async def __aenter__(self) -> Self:
         self._nursery = await self._nursery_manager.__aenter__()
         self._nursery.start_soon(self._scan_ack_timeouts)
-        if self._settings.lease is not None:
-            self._nursery.start_soon(self._watch_lease, self._settings.lease)
         return self
 
     async def __aexit__(
@@ -392,15 +384,3 @@ class SharedStreamManager:
                     due = min(due, next_due)
             self._stall_reports.update(self._stalls(), now)
             await trio.sleep(min(max(due - now, ACK_SCAN_INTERVAL_S_MIN), ACK_SCAN_INTERVAL_S_MAX))
-
-    async def _watch_lease(self, lease: Lease) -> None:
-        """Give back what brokers have handed out once the lease has been over for long, because it may be another's."""
-        looks = 0
-        while True:
-            await trio.sleep(LEASE_LOOK_S)
-            looks = 0 if lease.look() else looks + 1
-            if looks == GIVE_BACK_LOOKS:
-                looks = 0  # a stream that begins before the lease is renewed has as long
-                for group in list(self._groups.values()):
-                    if group.ledger is not None:
-                        group.stop(LeaseOver(group.key))

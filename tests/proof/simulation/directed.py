@@ -310,33 +310,6 @@ def a_stream_is_taken_over_whole() -> list[str]:
     return found
 
 
-def a_reader_takes_over_what_a_supervisor_that_stands_still_was_handed() -> list[str]:
-    """The broker has one reader, whose supervisor is stopped: who takes the stream over gets the broker as well."""
-    messages = (Message(1.0), Message(5.0), Message(64.0))
-    faults = (StartBeside(2.0), FreezeSupervisor(4.0, 120.0))
-    plan = Scenario(0, Topology(triggers=2), (messages,), faults)
-    history = world.run(plan)
-    found = [str(finding) for finding in Checker(plan).check(history)]
-    committed_at = [record.at for record in history if isinstance(record, records.Committed)]
-    if committed_at[-1] > 65.0:
-        found.append(f"nobody else got what it was handed: committed at {committed_at}")
-    return found
-
-
-def a_stream_given_back_begins_again_with_all_of_its_triggers() -> list[str]:
-    """The database is away for so long that the runner gives its messages back, and one filter is late to notice."""
-    plans = {"t1": Plan(nap_s=40.0), "t2": Plan(events=0)}
-    messages = (Message(1.0), Message(30.0, plans), Message(31.0), Message(50.0), Message(62.0), Message(128.0))
-    topology = Topology(triggers=3, ack_timeout_s=64.0)
-    plan = Scenario(0, topology, (messages,), (DatabaseIsAway(4.0, 56.0),))
-    history = world.run(plan)
-    found = [str(finding) for finding in Checker(plan).check(history)]
-    opened_at = [record.at for record in history if isinstance(record, records.Opened)]
-    if len(opened_at) != 2 or opened_at[1] < 60.0:
-        found.append(f"not given back once: opened at {opened_at}")
-    return found
-
-
 def _waits_for_runner(history: list[records.Record]) -> list[float]:
     """Return the seconds from each end of a runner by a trigger to the start of the next one."""
     ended_at = [record.at for record in history if isinstance(record, records.Killed)]
@@ -477,8 +450,6 @@ DIRECTED: dict[str, Callable[[], list[str]]] = {
     "held": a_stream_waits_for_a_trigger_that_is_held_even_in_the_next_runner,
     "two supervisors": a_trigger_that_another_supervisor_claims_goes_to_the_owner_of_its_stream,
     "takeover": a_stream_is_taken_over_whole,
-    "handed out": a_reader_takes_over_what_a_supervisor_that_stands_still_was_handed,
-    "given back": a_stream_given_back_begins_again_with_all_of_its_triggers,
     "killer message": a_message_that_ends_the_process_costs_only_its_trigger,
     "killer": a_trigger_that_ends_the_process_is_quarantined,
     "old box": a_message_that_ends_the_process_is_not_struck_by_the_box_of_an_earlier_runner,

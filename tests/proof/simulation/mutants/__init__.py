@@ -111,19 +111,6 @@ MUTANTS: dict[str, Mutant] = {
     "lease-ignored": Mutant(
         "I10: a lost lease advances nothing", "advanced without a lease", events.lease_ignored, directed="cut off"
     ),
-    "gives-nothing-back": Mutant(
-        "who has taken a stream over gets its messages",
-        "nobody else got what it was handed",
-        owners.gives_nothing_back,
-        directed="handed out",
-    ),
-    "gives-back-without-waiting-for-all": Mutant(
-        "a stream that was given back loses no event",
-        "lost",
-        owners.gives_back_without_waiting_for_all,
-        0,
-        "given back",
-    ),
     "no-timeout-after-the-end": Mutant(
         "a filter that hangs hears of the end",
         "the filter was cancelled",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import trio
 from sqlalchemy import null, true, update
 
 from headgate.protocol.messages.runner import FinishedTrigger
@@ -15,8 +14,6 @@ from headgate.store.ids import Epoch
 from headgate.store.tables import stream, trigger
 from headgate.store.triggers import leases, streams
 from headgate.store.triggers.leases import LeaseVerbs
-from headgate.streams.lease import Lease
-from headgate.streams.manager import GIVE_BACK_LOOKS, LEASE_LOOK_S, SharedStreamManager
 from headgate.supervisor.triggers.assignment import AssignmentState
 from headgate.supervisor.triggers.assignments import Assignments
 
@@ -94,22 +91,3 @@ def change_is_not_awaited() -> Sequence[Patch]:
 
 def change_is_read_and_forgotten() -> Sequence[Patch]:
     return [(Assignments, "change", lambda self, changed, now: None)]
-
-
-def gives_nothing_back() -> Sequence[Patch]:
-    async def watch_lease(self: SharedStreamManager, lease: Lease) -> None:
-        pass
-
-    return [(SharedStreamManager, "_watch_lease", watch_lease)]
-
-
-def gives_back_without_waiting_for_all() -> Sequence[Patch]:
-    async def watch_lease(self: SharedStreamManager, lease: Lease) -> None:
-        looks = 0
-        while True:
-            await trio.sleep(LEASE_LOOK_S)
-            looks = 0 if lease.look() else looks + 1
-            if looks == GIVE_BACK_LOOKS:
-                self._stop_groups()
-
-    return [(SharedStreamManager, "_watch_lease", watch_lease)]
