@@ -184,7 +184,13 @@ def test_why_of_a_run_says_it_of_every_task_that_waits(call_database: Any, etl: 
     assert [(row["task_id"], row["reason"]) for row in rows] == [("b", "about_to"), ("c", "upstream")]
     assert "about to be scheduled" in call_database("why", "etl", "r1").out
     etl.store.tasks.cancel_run(etl.run)
-    assert call_database("why", "etl", "r1").out == "run r1 of etl is failed; none of its tasks is waiting\n"
+    first, _, *failed = call_database("why", "etl", "r1").out.splitlines()
+    assert first == "run r1 of etl is failed; these of its tasks failed"
+    assert [line.split()[:2] for line in failed] == [["b", "failed"], ["c", "failed"]]
+    next_ = call_database("why", "etl", "r1", "b", "--json").rows()[0]["next"]
+    again = "`headgate tasks clear etl r1 b --downstream` runs it again, with what is below it"
+    without = "after `headgate tasks mark-success etl r1 b` the run goes on without it"
+    assert next_ == f"nothing by itself; {again}; {without}"
 
 
 def test_why_of_a_run_that_signals_keep_open_says_how_it_ends(

@@ -76,8 +76,11 @@ def _passed_over(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Fi
     if facts.state in TERMINAL:
         return []
     run = f"{facts.dag} {facts.run_id}"
-    task = facts.task_id if facts.map_index < 0 else f"{facts.task_id}[{facts.map_index}]"
-    return passed_over((f"run {run}", f"task {run} {task}"), supervisors)
+    return passed_over((f"run {run}", f"task {run} {_name(facts)}"), supervisors)
+
+
+def _name(facts: TaskFacts) -> str:
+    return facts.task_id if facts.map_index < 0 else f"{facts.task_id}[{facts.map_index}]"
 
 
 def _paused(facts: TaskFacts) -> list[Finding]:
@@ -385,6 +388,16 @@ def _again(facts: TaskFacts) -> str:
     return f"a signal may start it again, or {start}" if facts.run_state == "running" else f"{start} starts it again"
 
 
+def _after_a_failure(facts: TaskFacts) -> str:
+    if _is_started_by_signals(facts):
+        return _again(facts)
+    task = (facts.dag, facts.run_id, _name(facts))
+    text = f"`{command('tasks', 'clear', *task, '--downstream')}` runs it again, with what is below it"
+    if facts.is_map or facts.map_index >= 0:
+        return text
+    return f"{text}; after `{command('tasks', 'mark-success', *task)}` the run goes on without it"
+
+
 def _starts_after_the_pause(facts: TaskFacts) -> list[Finding]:
     """Return a finding if an ended task is to start again as soon as its DAG is not paused any more."""
     needed = [rule.is_met for rule in facts.rules if rule.is_necessary]
@@ -407,7 +420,7 @@ def _ended(facts: TaskFacts) -> Finding:
         case _S.FAILED:
             error = shortened(facts.last_error) or "no error was recorded"
             text = f"it failed{ago} in try {facts.try_number}: {error}"
-            return Finding("ended", text, f"nothing by itself; {_again(facts)}")
+            return Finding("ended", text, f"nothing by itself; {_after_a_failure(facts)}")
         case _S.SKIPPED:
             return Finding("ended", f"it was skipped{ago}", f"nothing; {_again(facts)}")
         case _S.REMOVED:

@@ -94,11 +94,14 @@ def _print_errors(answer: Answer, of: str = "") -> None:
 
 
 def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, as_json: bool, with_errors: bool) -> None:
+    from headgate.protocol.messages.dags import TaskState
     from headgate.scheduling.states import UNFINISHED
     from headgate.scheduling.words import command
 
     line = store.inspect.run(dag, run).line
-    tasks = store.inspect.tasks(dag=dag, run_id=line.run_id, states=sorted(UNFINISHED), limit=TASKS_EXPLAINED_MAX + 1)
+    # Of a run that has failed people ask which task did.
+    states = [TaskState.FAILED] if line.state == "failed" else sorted(UNFINISHED)
+    tasks = store.inspect.tasks(dag=dag, run_id=line.run_id, states=states, limit=TASKS_EXPLAINED_MAX + 1)
     rows: list[dict[str, Any]] = []
     answers: list[tuple[str, Answer]] = []
     for task in tasks[:TASKS_EXPLAINED_MAX]:
@@ -109,6 +112,8 @@ def _explain_run(store: Store, dag: str, run: str, liveness: Liveness, as_json: 
         answers.append((task.task_id, answer))
     if not as_json:
         waiting = "" if rows else "; none of its tasks is waiting"
+        if line.state == "failed" and rows:
+            waiting = "; these of its tasks failed"
         if not rows and store.inspect.is_kept_open(line.id):
             waiting += f", but signals may start each of them, until `{command('runs', 'end', dag, line.run_id)}`"
         print(f"run {line.run_id} of {dag} is {line.state}{waiting}")
