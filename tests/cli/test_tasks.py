@@ -103,6 +103,21 @@ def test_tasks_are_started_restarted_and_stopped_by_hand(call_database: Any, etl
     assert query("SELECT * FROM signal_key") == [], "no signal stands for it"
 
 
+@pytest.mark.parametrize("command", ["start", "restart"])
+def test_a_start_says_which_tasks_below_do_not_begin_by_it(call_database: Any, etl: Tasks, command: str) -> None:
+    ends.fail(etl.store.tasks, etl.epoch, etl.a, etl.run_it(), "no", may_retry=False)
+    etl.plan()
+    assert states(etl) == "failed upstream_failed upstream_failed"
+    called = call_database("tasks", command, "etl", "latest", "a")
+    assert called.out.splitlines() == [
+        f"a of run r1 of etl, which is failed, is to {command}",
+        "tasks below it stay upstream_failed: b, c; `headgate tasks clear etl r1 a --downstream` runs them, too",
+    ]
+    etl.plan()
+    assert states(etl) == "scheduled upstream_failed upstream_failed"
+    assert len(call_database("tasks", command, "etl", "latest", "c").out.splitlines()) == 1, "nothing is below it"
+
+
 @pytest.mark.parametrize("options", [[], ["--downstream"], ["a", "--all"]])
 def test_a_clear_must_say_what_it_clears(call_database: Any, etl: Tasks, options: list[str]) -> None:
     etl.store.tasks.cancel_run(etl.run)

@@ -10,15 +10,24 @@ import typer
 
 from headgate.cli.commands import task_logs
 from headgate.cli.invocation import CommandError, Step, invocation, repeat_until_done
-from headgate.cli.lists import ROWS_LISTED, AllOption, JsonOption, RowsOption, WideOption, print_pages, print_record
+from headgate.cli.lists import (
+    ROWS_LISTED,
+    AllOption,
+    JsonOption,
+    RowsOption,
+    WideOption,
+    pages,
+    print_pages,
+    print_record,
+)
 from headgate.cli.options import DagArgument, RunArgument, SinceOption, TaskArgument, since
 from headgate.cli.output import payload
 from headgate.cli.progress import ProgressShown
 from headgate.cli.tables import Column, fields, print_block, print_table
 from headgate.cli.task_lines import TASK_COLUMNS, instances_of
 from headgate.presentation.moments import duration
-from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.words import command, counted
+from headgate.protocol.messages.dags import DagSpec, TaskState
+from headgate.scheduling.words import command, counted, some
 
 if TYPE_CHECKING:
     from headgate.store.inspect.runs import TaskDetail, TaskRef
@@ -224,15 +233,33 @@ def _ask(ctx: typer.Context, dag: str, run: str, task: str, action: Literal["STA
         if others:
             raise CommandError(f"{task} are instances of a mapped task: `headgate tasks clear` begins them again")
         before = store.inspect.task(first).line.state
-        is_paused = store.inspect.dag(dag)[0].is_paused
+        line, spec = store.inspect.dag(dag)
         store.signals.ask(first.id, action)
+        below: list[str] = []
+        if spec is not None and action != "STOP" and before in TERMINAL:
+            below = _upstream_failed_below(store, spec, first)
     if action == "STOP" and before in TERMINAL:  # it was asked for all the same: a start that waits is taken back
         print(f"{task} of run {first.run_id} of {dag} has ended already: {before.value}")
         return
     to = {"START": "start", "RESTART": "restart", "STOP": "stop"}[action]
     print(f"{task} of run {first.run_id} of {dag}, which is {before.value}, is to {to}")
-    if is_paused and action != "STOP":
+    if below:
+        clear_all = command("tasks", "clear", dag, first.run_id, first.task_id, "--downstream")
+        print(f"tasks below it stay upstream_failed: {some(below)}; `{clear_all}` runs them, too")
+    if line.is_paused and action != "STOP":
         print(f"the DAG is paused: it starts after `headgate dags unpause {dag}`")
+
+
+def _upstream_failed_below(store: Store, spec: DagSpec, task: TaskRef) -> list[str]:
+    """Return the tasks downstream of a task that did not begin because of a failure; no start of it begins them."""
+    of_run = partial(store.inspect.tasks, dag=task.dag, run_id=task.run_id, states=[TaskState.UPSTREAM_FAILED])
+    failed = {line.task_id for line in pages(of_run, None)}
+    upstream = {one.task_id: one.upstream for one in spec.tasks} if failed else {}
+    below, looked_at = {task.task_id}, 0
+    while looked_at < len(below):
+        looked_at = len(below)
+        below |= {name for name, above in upstream.items() if not below.isdisjoint(above)}
+    return [name for name in upstream if name != task.task_id and name in failed & below]
 
 
 @app.command("mark-success")
