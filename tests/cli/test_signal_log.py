@@ -46,11 +46,14 @@ def test_versions_are_listed_from_a_place_on(call_database: Any) -> None:
 
 
 def test_a_signal_is_sent_to_one_run(call_database: Any, etl: Tasks) -> None:
-    call_database("signals", "send", "a", "--run", "etl", "latest")
+    assert call_database("signals", "send", "a", "--run", "etl", "latest").out == "sent version 1 of a\n"
     (row,) = call_database("signals", "list", "a", "--json").rows()
     assert (row["dag"], row["run_id"]) == ("etl", "r1")
     assert "there is no run named 'r2'" in call_database("signals", "send", "a", "--run", "etl", "r2").err
     etl.store.tasks.cancel_run(etl.run)
+    called = call_database("signals", "send", "a", "--run", "etl", "latest")
+    ended = "run r1 of etl has ended (failed): nothing in it waits for the signal\n"
+    assert (called.code, called.out) == (0, f"sent version 2 of a\n{ended}")
 
 
 def test_a_signal_starts_a_run_with_it(call_database: Any, etl: Tasks) -> None:

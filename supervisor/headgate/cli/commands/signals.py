@@ -80,7 +80,8 @@ def send(
         raise CommandError("--start goes without --run: a run that is new has no name yet", exit_code=2)
     data = encode_value(json_value(value, "JSON"), where="value", bytes_max=SIGNAL_BYTES_MAX)
     with invocation(ctx).store() as store:
-        dag_run = None if run is None else store.signals.run(*run)
+        of_run = None if run is None else store.inspect.run(*run).line
+        dag_run = None if of_run is None else of_run.id
         said = SignalSend(key, data, automatic_dedup() if dedup is None else dedup, namespace, run is not None)
         new, started = NewSignal.of(said, f"command of {user_name()}", dag_run), None
         is_paused = start is not None and store.inspect.dag(start)[0].is_paused
@@ -97,6 +98,8 @@ def send(
             print(f"a run of {start} is open already" if started is None else f"created run {started} of {start}")
         if is_paused and started is not None:
             print(f"the DAG is paused: the run waits for `headgate dags unpause {start}`")
+        if of_run is not None and of_run.ended_at is not None:
+            print(f"run {of_run.run_id} of {of_run.dag} has ended ({of_run.state}): nothing in it waits for the signal")
     else:
         print(f"version {sent.version} of {key} was sent under the same name before: nothing is sent")
 
