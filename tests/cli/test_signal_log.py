@@ -45,6 +45,22 @@ def test_versions_are_listed_from_a_place_on(call_database: Any) -> None:
     assert "there is no key of signals named 'a'" in call_database("signals", "list", "a").err
 
 
+def test_values_are_printed_as_json(call_database: Any) -> None:
+    values = ['"20"', "20", "true", '""', '["a","b"]', "null"]
+    for value in values:
+        call_database("signals", "send", "a", value)
+        (shown,) = [
+            line for line in call_database("signals", "show", "a").out.splitlines() if line.startswith("value ")
+        ]
+        assert shown.split() == ["value", value]
+    listed = call_database("signals", "list", "a").out.splitlines()
+    assert [line.split()[1] for line in listed[1:]] == values
+    wide = call_database("signals", "list", "a", "--wide").out.splitlines()
+    assert [line.split()[3] for line in wide[1:]] == values
+    heard = call_database("signals", "listen", "a", "--after", "0", "--follow", "--timeout", "0").out.splitlines()
+    assert [line.split()[-1] for line in heard] == values
+
+
 def test_a_signal_is_sent_to_one_run(call_database: Any, etl: Tasks) -> None:
     assert call_database("signals", "send", "a", "--run", "etl", "latest").out == "sent version 1 of a\n"
     (row,) = call_database("signals", "list", "a", "--json").rows()

@@ -139,7 +139,7 @@ def list_signals(
         if as_json:
             print_json_lines(map(_record, found))
         else:
-            print_table(map(_record, found), SIGNAL_COLUMNS if wide else _SHOWN, wide=wide)
+            print_table(map(_text_record, found), SIGNAL_COLUMNS if wide else _SHOWN, wide=wide)
 
 
 def _versions(store: Any, key: str, namespace: str, *, after: int, limit: int | None) -> Iterable[Signal]:
@@ -199,7 +199,8 @@ def show(
         "versions": row.last_version,
         "created_date": row.created_date,
     }
-    last = _record(newest[-1]) if newest else {}
+    of_newest = _record if as_json else _text_record
+    last = of_newest(newest[-1]) if newest else {}
     record |= {name: last.get(name) for name in ("value", "sender", "sent_at", "dedup", "dag", "run_id")}
     if as_json:
         print_record(record | {"waiting": [fields(task, task.__struct_fields__) for task in waiting]}, as_json=True)
@@ -314,11 +315,16 @@ def _record(found: Signal) -> dict[str, Any]:
     return {name: payload(found.data) if name == "value" else getattr(found, name) for name in SIGNAL_COLUMNS}
 
 
-def _print_now(found: Signal, *, as_json: bool) -> None:
+def _text_record(found: Signal) -> dict[str, Any]:
+    """Return a signal for people, its value as JSON: that tells a text from a number, and null from nothing."""
     record = _record(found)
+    return record | {"value": json_line(record["value"])}
+
+
+def _print_now(found: Signal, *, as_json: bool) -> None:
     if as_json:
-        line = json_line(record)
+        line = json_line(_record(found))
     else:
-        line = "  ".join([exact(found.sent_at), str(found.version), cell(record["value"])])
+        line = "  ".join([exact(found.sent_at), str(found.version), cell(_text_record(found)["value"])])
     sys.stdout.write(line + "\n")
     sys.stdout.flush()  # each line when it comes, also into a pipe
