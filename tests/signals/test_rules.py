@@ -108,6 +108,7 @@ def test_actions_are_those_of_the_proposal() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
+        ({"signals": On("k", at_least(1))}, r"signals must be a list of rules: write \[On\(\.\.\.\)\]$"),
         ({"signals": "go"}, "signals must be list or tuple, not 'go'"),
         ({"signals": ["go"]}, r"signals: a rule about a signal is made by On\(key, ...\), not 'go'"),
         ({"signals": [On(7)]}, "signals: the key of a signal must be a str, not 7"),  # type: ignore[arg-type]

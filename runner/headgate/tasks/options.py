@@ -103,6 +103,8 @@ def options_problem(options: Mapping[str, Any]) -> str | None:
     for name, value in options.items():
         if name not in NAMES:
             return unknown_option(name, NAMES)
+        if name == "signals" and isinstance(value, On):
+            return "signals must be a list of rules: write [On(...)]"
         kinds = _TYPES[name]
         # A bool is an int to Python, and never meant as one here.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
