@@ -183,6 +183,8 @@ def test_a_key_is_forgotten(call_database: Any) -> None:
     ("arguments", "problem"),
     [
         (("send", "a", "{"), "JSON: "),
+        (("send", "a", "ready"), """char 0); a text needs quotes: '"ready"'\n"""),
+        (("send", "a", 'say "hi"'), """a text needs quotes: '"say \\"hi\\""'\n"""),
         (("send", ""), "the key of a signal '' must have 1..512 characters"),
         (("send", "a", "1", "--dedup", ""), "the dedup of the signal"),
         (("send", "a", '"' + "x" * 50_000 + '"'), "the limit is 49,152"),
