@@ -24,9 +24,9 @@ class Signal:
 class SignalVersion(Signal):
     """A signal that was sent: the ``version`` of its key, which no other signal has.
 
-    ``is_new`` is False if an earlier one with the same ``dedup`` has this version. ``sender`` and ``sent_at`` are
-    known of signals that were listed, and so is ``run``, a dag_id and a run_id, of one that a program lists and that is
-    for that run alone.
+    ``is_new`` is False if an earlier one with the same ``dedup`` has this version: then ``value`` is what was to be
+    sent now, and a list of the key has the one that was sent. ``sender`` and ``sent_at`` are known of signals that were
+    listed, and so is ``run``, a dag_id and a run_id, of one that a program lists and that is for that run alone.
     """
 
     version: int = 0

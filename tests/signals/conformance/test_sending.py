@@ -52,6 +52,7 @@ def test_a_second_one_of_a_dedup_is_not_sent_and_has_the_first_version(service: 
     assert first is not None
     assert again is not None
     assert sent_as([first, again]) == [(2, True), (2, False)]
+    assert again.value == "second", "what was to be sent: the one that was sent is listed"
     assert stored(service, "a") == [(1, "before"), (2, "first")]
 
 
