@@ -127,7 +127,7 @@ def test_a_dag_is_paused_and_goes_on(call_database: Any, etl: Tasks) -> None:
         (["tasks", "clear", "etl", "r1", "aa"], "did you mean a?"),
         (["tasks", "mark-failed", "etl", "latest", "aa"], "in the run r1 of etl; did you mean a?"),
         (["why", "etl", "r1", "aa"], "did you mean a?"),
-        (["why", "9999"], "no trigger or watcher named '9999'"),
+        (["why", "9999"], "no DAG, trigger or watcher named '9999'"),
         (["triggers", "show", "nobody"], "no trigger or watcher named 'nobody'"),
     ],
 )
@@ -220,6 +220,8 @@ def test_a_dag_that_is_missing_may_be_in_a_file_that_cannot_be_parsed(call_datab
 
     called = call_database("dags", "trigger", "d7")
 
+    broken = "named 'd7'; 1 file cannot be parsed: d7.py (headgate dags list)\n"
+    assert call_database("why", "d7").err == f"headgate: there is no DAG, trigger or watcher {broken}"
     problem = "there is no DAG named 'd7'; 1 file cannot be parsed: d7.py (headgate dags list)"
     assert (called.code, called.err) == (1, f"headgate: {problem}\n")
 

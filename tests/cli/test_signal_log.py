@@ -126,7 +126,7 @@ def test_a_dag_on_signals_says_what_it_waits_for(call_database: Any, etl: Tasks)
     (run,) = call_database("runs", "show", "eval", "latest", "--json").rows()
     assert (run["run_type"], run["signals"]) == ("signal", [f"version {n} of model" for n in (1, 3, 4)])
     assert run["end_on"] == ["'drain'; held against 0 of 0 versions"]
-    assert "there is no trigger or watcher named 'nothing'" in call_database("why", "nothing").err
+    assert "there is no DAG, trigger or watcher named 'nothing'" in call_database("why", "nothing").err
 
 
 def test_a_listener_prints_what_is_there_and_what_comes(call_database: Any, monkeypatch: pytest.MonkeyPatch) -> None:

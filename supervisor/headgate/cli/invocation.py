@@ -121,7 +121,7 @@ def _files_named_for_missing_dags(store: Store) -> Generator[None]:
     try:
         yield
     except NoSuchRow as exc:
-        if exc.what != "DAG":
+        if not exc.what.startswith("DAG"):  # `why` takes the name of a trigger or a watcher as well
             raise
         lines = store.inspect.dags(is_paused=None, limit=LIST_DAGS_MAX)
         files = sorted({Path(line.file).name for line in lines if line.import_error})

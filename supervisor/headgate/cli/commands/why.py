@@ -49,7 +49,7 @@ def why(
                     trigger_id = store.inspect.find_trigger(name)
                 except NoSuchRow:
                     if not store.inspect.has_dag(name):
-                        raise
+                        raise NoSuchRow("DAG, trigger or watcher", name) from None
                     _print(store.inspect.why_dag(name, liveness=liveness), as_json, traceback)
                     return
                 _print(store.inspect.why_trigger(trigger_id, liveness=liveness), as_json, traceback)
