@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -91,6 +92,44 @@ def test_what_cannot_be_sent_or_listened_to_is_refused(store: Store) -> None:
         with pytest.raises(ValueRefused, match="the dedup"):
             client.send_signal("a", 1, dedup="")
         assert client.list_signals("a") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"key": 5}, "key must be a str, not 5"),
+        ({"run": "x"}, "run must be a tuple of a dag_id and a run_id, not 'x'"),
+        ({"run": "xy"}, "run must be a tuple of a dag_id and a run_id, not 'xy'"),
+        ({"run": 5}, "run must be a tuple of a dag_id and a run_id, not 5"),
+        ({"run": ["d", "latest"]}, r"run must be a tuple of a dag_id and a run_id, not \['d', 'latest'\]"),
+        ({"run": ("d", 5)}, r"run must be a tuple of a dag_id and a run_id, not \('d', 5\)"),
+        ({"dedup": 5}, "dedup must be a str, not 5"),
+        ({"namespace": None}, "namespace must be a str, not None"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_its_name(store: Store, arguments: Any, problem: str) -> None:
+    with client_of(store) as client:
+        with pytest.raises(TypeError, match=problem):
+            client.send_signal(**{"key": "a"} | arguments)
+        if arguments.keys() & {"key", "namespace"}:
+            with pytest.raises(TypeError, match=problem):
+                client.list_signals(**{"key": "a"} | arguments)
+            with pytest.raises(TypeError, match=problem):
+                client.listen_signal(**{"key": "a"} | arguments)
+        assert client.list_signals("a") == []
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "kind", "problem"),
+    [
+        (-1, ValueError, "idle_s must be 0 or more seconds, not -1"),
+        (math.nan, ValueError, "idle_s must be 0 or more seconds, not nan"),
+        ("1", TypeError, "idle_s must be a number of seconds, not '1'"),
+    ],
+)
+def test_a_listener_waits_for_some_seconds(store: Store, idle_s: Any, kind: type[Exception], problem: str) -> None:
+    with client_of(store) as client, pytest.raises(kind, match=problem):
+        client.listen_signal("a", idle_s=idle_s)
 
 
 def test_a_client_hears_of_events_and_signals(store: Store) -> None:

@@ -61,7 +61,7 @@ class ClientSignals:
         after `DatabaseAway`. ``run``, a dag_id and a run_id, sends it to that run alone.
 
         Raises `ValueRefused` for a malformed key, `NoSuchRow` for an unknown run, and `ValueNotSerializable` and
-        `ValueTooLong` of `headgate.protocol.errors` for a value.
+        `ValueTooLong` of `headgate.protocol.errors` for a value; TypeError for an argument of another type.
         """
         (sent,) = self.send_signals([Send(key, value, dedup, namespace, run)])
         return sent
@@ -87,7 +87,10 @@ class ClientSignals:
         for one in signals:
             if not isinstance(one, Send):
                 raise TypeError(f"signals are sent as Send(key, value), not as {one!r:.100}")
-            if one.run is not None and one.run not in runs:
+            _check_texts(key=one.key, namespace=one.namespace)
+            if one.dedup is not None:
+                _check_texts(dedup=one.dedup)
+            if one.run is not None and _checked_run(one.run) not in runs:
                 runs[one.run] = self._signals.run(*one.run)
             data = encode_value(one.value, where=f"signal {one.key!r:.60}", bytes_max=SIGNAL_BYTES_MAX)
             said = SignalSend(one.key, data, automatic_dedup() if one.dedup is None else one.dedup, one.namespace)
@@ -108,6 +111,7 @@ class ClientSignals:
 
         There may be more than are returned: go on after the last of them. Raises `ValueRefused`.
         """
+        _check_texts(key=key, namespace=namespace)
         if version is not None:
             found = self._signals.version(key, namespace, version)
             return [] if found is None else [found]
@@ -125,8 +129,11 @@ class ClientSignals:
 
         Without ``after`` these are the versions that are sent from now on. It ends after ``idle_s`` seconds without
         one, and never by itself if that is None. It waits as `headgate.client.Client.follow` does. Raises
-        `ValueRefused`.
+        `ValueRefused`, and ValueError for an ``idle_s`` that is no time.
         """
+        _check_texts(key=key, namespace=namespace)
+        if idle_s is not None:
+            _check_seconds("idle_s", idle_s)
         reading.check_address(key, namespace)
         reading.check_version("after", after or 0)
         if after is None:
@@ -142,6 +149,26 @@ class ClientSignals:
             for one in page.signals:
                 after = one.version
                 yield one
+
+
+def _check_texts(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be a str, not {value!r:.100}")
+
+
+def _checked_run(run: object) -> tuple[str, str]:
+    # A list would do, but for the dict by which each run is looked up once; and a text of two letters is no pair.
+    if isinstance(run, tuple) and len(run) == 2 and all(isinstance(name, str) for name in run):
+        return run
+    raise TypeError(f"run must be a tuple of a dag_id and a run_id, not {run!r:.100}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r:.100}")
+    if not value >= 0:  # NaN is not
+        raise ValueError(f"{name} must be 0 or more seconds, not {value!r:.100}")
 
 
 def automatic_dedup() -> str:
