@@ -236,7 +236,7 @@ class NotSetAside(StoreError):
 class SignalKeyInUse(StoreError):
     """A key of signals cannot be forgotten: its versions would begin anew while others count on the old ones."""
 
-    def __init__(self, key: str, by: str = "a run that has not ended has a task that waits for it") -> None:
+    def __init__(self, key: str, by: str) -> None:
         super().__init__(f"the key {key!r} is in use: {by}")
         self.key = key
 

@@ -227,7 +227,7 @@ class SignalVerbs(Verbs):
         if (name := tx.connection.execute(runs.limit(1)).scalar_one_or_none()) is not None:
             raise SignalKeyInUse(key, f"the DAG {name!r} has runs for its signals")
         if tx.connection.execute(select(has_listener(namespace, key))).scalar_one():
-            raise SignalKeyInUse(key)
+            raise SignalKeyInUse(key, _listener(tx, key, namespace))
         sends = select(asset_watcher.c.name).where(
             asset_watcher.c.signal_namespace == namespace,
             asset_watcher.c.signal_key == key,
@@ -243,6 +243,24 @@ class SignalVerbs(Verbs):
         tx.connection.execute(delete(signal_key).where(signal_key.c.id == found.id))
         tx.act("signals forget", f"signal {namespace} {key}", before={"versions": found.last_version, "kept": kept})
         return kept
+
+
+def _listener(tx: Tx, key: str, namespace: str) -> str:
+    """Return one of those for which `has_listener` holds, and how it counts on the key, as text for people."""
+    for one in signal_log.waiting(tx, key, namespace, 1):
+        run = f"run {one.run_id} of {one.dag}"
+        if one.task_id is None:
+            return f"{run} has a rule about it, by which it ends"
+        return f"the task {one.task_id} of {run} {'has a rule about it' if one.has_rule else 'waits for it'}"
+    # No task of it has begun to wait, and its rules are not there yet.
+    start = signal_start.c
+    of_key = (start.namespace == namespace, start.key == key, dag_run.c.ended_at.is_(None))
+    runs = select(dag_run.c.run_id, dag.c.name).select_from(
+        signal_start.join(dag_run, dag_run.c.id == start.dag_run_id).join(dag)
+    )
+    row = tx.connection.execute(runs.where(*of_key).order_by(dag_run.c.id).limit(1)).first()
+    run = "a run" if row is None else f"run {row.run_id} of {row.name}"
+    return f"{run} has not ended, and may come to wait for it"
 
 
 def _tell_sent(tx: Tx, signals: Sequence[NewSignal], sent: Sequence[SentSignal]) -> None:

@@ -314,6 +314,8 @@ def test_a_signal_ends_a_run_of_tasks_that_signals_start(dags: Dags) -> None:
     dags.store.tasks.create_run("d", "one")
     plan(dags)
     dags.send("drain")
+    with pytest.raises(SignalKeyInUse, match="run one of d has a rule about it, by which it ends"):
+        dags.store.signals.forget("drain")
     plan(dags)
     plan(dags)
     assert run_of(dags, "one")[0] == "success"

@@ -195,7 +195,7 @@ def test_what_a_rule_has_not_seen_is_kept(jobs: Jobs, monkeypatch: pytest.Monkey
 
 def test_a_key_is_not_forgotten_while_a_rule_of_a_run_is_about_it(jobs: Jobs) -> None:
     jobs.send("go")
-    with pytest.raises(SignalKeyInUse):
+    with pytest.raises(SignalKeyInUse, match="the task job of run r1 of etl has a rule about it"):
         jobs.store.signals.forget("go")
     (waiting,) = jobs.store.signals.waiting("go", limit=10)
     assert (waiting.task_id, waiting.has_rule, waiting.seen_version) == ("job", True, 1)

@@ -332,10 +332,10 @@ def test_what_a_wait_has_not_seen_is_neither_trimmed_nor_cleaned(
 
 def test_a_key_that_a_run_counts_on_is_not_forgotten(waits: Waits) -> None:
     waits.send("a")
-    with pytest.raises(SignalKeyInUse, match="the key 'labels' is in use"):
+    with pytest.raises(SignalKeyInUse, match="the key 'labels' is in use: the task wait of run r1 of etl waits for it"):
         waits.store.signals.forget("labels")
     waits.consider()
-    with pytest.raises(SignalKeyInUse):
+    with pytest.raises(SignalKeyInUse, match="run r1 of etl has not ended, and may come to wait for it"):
         waits.store.signals.forget("labels")
     waits.tasks.plan()
     assert waits.store.signals.forget("labels") == 1
