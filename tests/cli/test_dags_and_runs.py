@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from tests.cli.conftest import states
 from tests.store.harness import Query
+from tests.store.signals.rules_harness import Jobs, ruled
 from tests.supervisor.tasks_harness import Tasks
 
 from headgate.protocol.messages.dags import CronSchedule, DagSpec
 from headgate.protocol.values import decode_value
 from headgate.store.ids import DagRunId
+from headgate.store.store import Store
 from headgate.store.tasks.user_actions import Ended, UserActionVerbs
 
 # --- dags ------------------------------------------------------------------------------------------
@@ -192,6 +194,17 @@ def test_a_run_is_cancelled_once(call_database: Any, etl: Tasks) -> None:
     again = call_database("runs", "cancel", "etl", "r1")
     assert again.code == 1
     assert "has ended already: failed" in again.err
+
+
+def test_a_cancel_of_a_run_that_signals_alone_keep_open_tells_of_the_other_end(
+    call_database: Any, users_store: Store, query: Query
+) -> None:
+    jobs = Jobs(users_store, query, ruled())
+    jobs.send("go")
+    jobs.end(jobs.dispatch())
+    cancelled, other = call_database("runs", "cancel", "etl", "r1").out.splitlines()
+    assert cancelled == "cancelled run r1 of etl: 0 unfinished tasks have ended as failed"
+    assert other == "only signals kept it open: `headgate runs end` ends such a run in the state that its tasks give it"
 
 
 def test_a_run_that_ended_by_itself_at_the_last_moment_is_not_said_to_be_cancelled(

@@ -118,6 +118,7 @@ def cancel(ctx: typer.Context, dag: DagArgument, run: RunArgument) -> None:
         line = store.inspect.run(dag, run).line
         if line.ended_at is not None:
             raise CommandError(f"the run {line.run_id} of {dag} has ended already: {line.state}")
+        is_kept_open = store.inspect.is_kept_open(line.id)
         tasks = 0
         with ProgressShown("ended", "tasks", sum(line.tasks.get(state, 0) for state in UNFINISHED)) as progress:
 
@@ -138,6 +139,8 @@ def cancel(ctx: typer.Context, dag: DagArgument, run: RunArgument) -> None:
         raise CommandError(f"the run {line.run_id} of {dag} has ended by itself: {state}")
     ended = "1 unfinished task has" if tasks == 1 else f"{tasks:,} unfinished tasks have"
     print(f"cancelled run {line.run_id} of {dag}: {ended} ended as failed")
+    if is_kept_open and not tasks:
+        print("only signals kept it open: `headgate runs end` ends such a run in the state that its tasks give it")
 
 
 @app.command()
