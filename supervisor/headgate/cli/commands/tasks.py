@@ -252,14 +252,13 @@ def _ask(ctx: typer.Context, dag: str, run: str, task: str, action: Literal["STA
 
 def _upstream_failed_below(store: Store, spec: DagSpec, task: TaskRef) -> list[str]:
     """Return the tasks downstream of a task that did not begin because of a failure; no start of it begins them."""
+    from headgate.scheduling.planning import related
+
     of_run = partial(store.inspect.tasks, dag=task.dag, run_id=task.run_id, states=[TaskState.UPSTREAM_FAILED])
     failed = {line.task_id for line in pages(of_run, None)}
-    upstream = {one.task_id: one.upstream for one in spec.tasks} if failed else {}
-    below, looked_at = {task.task_id}, 0
-    while looked_at < len(below):
-        looked_at = len(below)
-        below |= {name for name, above in upstream.items() if not below.isdisjoint(above)}
-    return [name for name in upstream if name != task.task_id and name in failed & below]
+    upstream = {one.task_id: one.upstream for one in spec.tasks}
+    below = related(upstream, {task.task_id}, upstream=False, downstream=True) - {task.task_id}
+    return [name for name in upstream if name in failed & below]
 
 
 @app.command("mark-success")
