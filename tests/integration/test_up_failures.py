@@ -153,7 +153,7 @@ def test_a_running_task_that_is_marked_ends_at_once_and_its_worker_is_killed(fra
     assert run.wait_end() == {"a": mark}
     run.wait_told("a 1 ends")
     assert run.journal() == ["a 1 execute", "a on_kill-of-task", "a 1 ends"]
-    run.wait_logged("a", "a user, or a signal, has ended the task")
+    run.wait_logged("a", "the task was ended by a user or a signal")
     assert run.state("a") == mark, "what its worker said at its end came too late"
 
 

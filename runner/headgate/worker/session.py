@@ -45,7 +45,7 @@ from headgate.worker import decisions, steps
 from headgate.worker.link import BlockingLink
 from headgate.worker.output import Output
 from headgate.worker.process_state import ProcessState, UserModules
-from headgate.worker.stops import StepStopped, Stops
+from headgate.worker.stops import StepStopped, Stops, place_of
 
 log = structlog.get_logger(__name__)
 
@@ -161,9 +161,12 @@ class WorkerSession:
                     killing=self._stops.killing,
                     on_loaded=lambda: self._link.send(StepLoaded(step.token)),
                 )
-        except StepStopped:
-            # With the traceback, which shows the author the line where it was stopped.
-            log.warning("the step was stopped", exc_info=True)
+        except StepStopped as stopped:
+            if self._stops.is_by_user:  # as somebody wanted it: no error, but the author may ask where it hung
+                log.info("the step was stopped", at=place_of(stopped, step.file))
+            else:
+                # With the traceback, which shows the author the line where it was stopped.
+                log.warning("the step was stopped", exc_info=True)
             return None
 
     def _ask(self, query: Query) -> QueryResult:

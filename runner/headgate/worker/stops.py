@@ -14,6 +14,7 @@ import contextvars
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -42,6 +43,7 @@ class Stops:
         self._lock = threading.RLock()
         self._hook: threading.Thread | None = None
         self.is_asked = False
+        self.is_by_user = False  # a user, or a signal, has ended the task
         self.hook_timeout_s = 10.0
 
     def listen(self, wakeup_fd: int) -> None:
@@ -119,6 +121,7 @@ class Stops:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.is_asked = True
+        self.is_by_user |= number == USER_SIGNAL
         self.notice(number)
         if self._is_open:
             self._raise_if_asked()
@@ -129,6 +132,14 @@ class Stops:
             # The step waits while its on_kill runs, which may need resources that the step's `finally` blocks close.
             self.wait_hook()
             raise StepStopped
+
+
+def place_of(error: BaseException, file: str) -> str:
+    """Return the innermost line of a DAG file at which an error was raised, or of any file if it was outside."""
+    # Behind the line are those of the handler of the operating system's signal.
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+    frame = next((one for one in reversed(frames) if one.filename == os.path.abspath(file)), frames[-1])
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
 def _forget_signals() -> None:

@@ -33,7 +33,10 @@ def test_a_user_ends_a_step_and_its_on_kill_is_called(author: Author, pool: Pool
     assert pool.wait_end(step) == StepLost(step.token, "marked failed by a user")
     assert (author.folder / "killed").read_text() == "on_kill"
     assert (author.folder / "finally").exists()
-    assert pool.logged("the step was stopped")[0]["exception"].count("wait_for_ever")
+    (said,) = pool.logged("the step was stopped")
+    assert (said["level"], "exception" in said) == ("info", False), "somebody wanted it"
+    assert said["at"].startswith(step.file)
+    assert said["at"].endswith(", in wait_for_ever"), "where it hung"
 
 
 @pytest.mark.parametrize("why", ["timeout", "lost"])
@@ -46,6 +49,7 @@ def test_a_step_ended_by_its_timeout_has_no_on_kill(author: Author, pool: Pool, 
     assert pool.wait_end(step) == StepLost(step.token, "execution_timeout: 5 s are over")
     assert (author.folder / "finally").exists()
     assert not (author.folder / "killed").exists()
+    assert pool.logged("the step was stopped")[0]["exception"].count("wait_for_ever")
 
 
 def test_a_step_that_makes_an_error_of_being_stopped_is_ended_all_the_same(author: Author, pool: Pool) -> None:

@@ -204,6 +204,18 @@ def test_a_user_who_acts_on_a_running_task_ends_its_worker(scene: Scene, act: st
     assert scene.executor.ended == [(token, "user")]
     scene.step(0.3)
     assert scene.tasks.state() is (S.NONE if act == "clear" else S.SUCCESS)
+    assert [(level, event) for _, level, event, _ in scene.logs.said] == [
+        ("info", "the task was ended by a user or a signal: its worker is ended")
+    ]
+
+
+def test_a_worker_that_is_lost_before_it_is_told_to_end_is_told_as_lost(scene: Scene) -> None:
+    token = scene.begin()
+    scene.tasks.clear_it()
+    scene.executor.lose(token, "the worker process was killed by SIGKILL")
+    scene.step(0.1)
+    ((_, level, event, fields),) = scene.logs.said
+    assert (level, event, fields["state"]) == ("error", "the worker was lost", "none")
 
 
 def test_a_supervisor_that_has_ended_a_task_itself_ends_its_worker(scene: Scene) -> None:

@@ -39,7 +39,6 @@ from headgate.supervisor.tasks.decisions import Decisions
 from headgate.supervisor.tasks.reports import Reports
 from headgate.supervisor.tasks.scheduler import Scheduler, note_scheduled
 
-TAKEN_AWAY = "a user, or a signal, has ended the task"
 DISPATCH_MAX = 100  # tasks of one dispatch: bounds its locks
 PASSED_OVER_WAIT_S = 0.05  # before pools are tried again that another supervisor had locked
 
@@ -269,8 +268,8 @@ class TaskCore:
             # Also one whose time is over, or that is to leave: a user's action calls its on_kill() (I14).
             if run.ending != "user" and owned.get(token) is not TaskState.RUNNING:
                 run.ending = "user"
-                self._logs.say(run.task.name, "warning", f"{TAKEN_AWAY}: its worker is ended")
-                self._executor.end(token, "user", TAKEN_AWAY)
+                self._logs.say(run.task.name, "info", f"{steps.TAKEN_AWAY}: its worker is ended")
+                self._executor.end(token, "user", steps.TAKEN_AWAY)
         self._look_at = now + self._times.look_s
 
     def _find_dispatched(self, epoch: Epoch, now: float) -> None:

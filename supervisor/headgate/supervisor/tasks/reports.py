@@ -270,7 +270,8 @@ class Reports:
             if end.task.stream_trigger is not None and (handled := handled_by(end.outcome)):
                 before = self._handled.get(end.task.stream_trigger, 0)
                 self._handled[end.task.stream_trigger] = before + handled
-            self._log_end(end.task, state, *steps.words_of(end.outcome, is_moved=state is TaskState.SCHEDULED))
+            if not steps.is_taken_away(end.outcome):  # that was said when its worker was told to end
+                self._log_end(end.task, state, *steps.words_of(end.outcome, is_moved=state is TaskState.SCHEDULED))
         self._logs.flush()
 
     def _store_refused(self, epoch: Epoch, end: End, error: Exception) -> None:
@@ -312,7 +313,7 @@ class Reports:
 
     def _log_end(self, task: TaskToRun, state: TaskState | None, event: str, fields: Mapping[str, object]) -> None:
         if state is None:
-            event = f"{event}, which came too late: the task was cleared or marked meanwhile"
+            event = f"{event}, which came too late: the task was cleared, marked or stopped meanwhile"
         level = "error" if "error" in fields else "info"
         known = {name: value for name, value in fields.items() if value}
         self._logs.say(task.name, level, event, state=None if state is None else state.value, **known)

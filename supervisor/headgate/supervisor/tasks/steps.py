@@ -26,6 +26,7 @@ from headgate.store.tasks.dispatch import TaskToRun
 from headgate.store.tasks.outcomes import NotBegun, StepEnd, WorkerLost
 from headgate.supervisor.executors.base import StepLost, StepReturned
 
+TAKEN_AWAY = "the task was ended by a user or a signal"
 FAIL_STEP_S = 30.0  # at least, for a step that is resumed to fail: it has to load its file
 
 
@@ -83,6 +84,11 @@ def kind_of(outcome: StepOutcome | WorkerLost | NotBegun) -> str:
             return "returned"
         case _:
             return str(outcome.__struct_config__.tag)
+
+
+def is_taken_away(outcome: StepOutcome | WorkerLost | NotBegun) -> bool:
+    """Whether a step has ended because its worker was, for a user or a signal: no worker was lost."""
+    return isinstance(outcome, WorkerLost) and outcome.reason == TAKEN_AWAY
 
 
 def words_of(
