@@ -229,6 +229,10 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ("ended", task(S.SUCCESS, since_s=10.0), [], "succeeded 10 s ago", "tasks clear"),
     ("ended", task(S.FAILED, last_error="boom"), [], "boom", "tasks clear"),
     ("ended", task(S.SKIPPED), [], "skipped", "tasks clear"),
+    *(
+        ("ended", task(state, last_error="a signal stopped it: 'halt', version 3"), [], f"{how}: a signal stopped", "")
+        for state, how in ((S.SKIPPED, "was skipped"), (S.SUCCESS, "it succeeded"))
+    ),
     ("ended", task(S.REMOVED), [], "no longer has it", "nothing"),
     ("ended", task(S.UPSTREAM_FAILED, upstream=(("x", S.FAILED),)), [], "x failed", "clear etl r1 x --downstream"),
 ]

@@ -34,5 +34,5 @@ TASK_COLUMNS: Final[tuple[Column, ...]] = (
     ("try", _try),
     "started_at",
     ("took", lambda task: duration(task.started_at, task.ended_at)),
-    "last_error",
+    ("last_error", lambda task: task.error),
 )

@@ -36,6 +36,7 @@ from headgate.protocol.messages.rules import (
     Overlap,
     Rule,
     Rules,
+    SignalRule,
     TaskRule,
     rule_name,
 )
@@ -198,6 +199,11 @@ def together(decisions: Sequence[Decision]) -> Decision | None:
 _OPERAND_CHARS_SHOWN = 60
 
 
+def key_text(rule: SignalRule) -> str:
+    """Return the key of a rule, and its namespace if that is not the usual one."""
+    return repr(rule.key) + ("" if rule.namespace == DEFAULT_NAMESPACE else f" of {rule.namespace!r}")
+
+
 def rule_text(rule: Rule) -> str:
     """Return a rule as text: ``'epoch', at_least 2``, or ``the end of ingest as failed``."""
     if isinstance(rule, ClockRule):
@@ -206,11 +212,10 @@ def rule_text(rule: Rule) -> str:
         return f"the times of {rule.cron!r} in {rule.timezone}"
     if isinstance(rule, TaskRule):
         return f"the end of {rule.task_id}" + ("" if rule.state is None else f" as {rule.state}")
-    where = "" if rule.namespace == DEFAULT_NAMESPACE else f" of {rule.namespace!r}"
     predicate = rule.predicate
     if predicate is None:
-        return f"{rule.key!r}{where}"
+        return key_text(rule)
     of = f"{'.'.join(predicate.path)} " if predicate.path else ""
     operand = predicate.operand.decode(errors="replace")
     shown = operand if len(operand) <= _OPERAND_CHARS_SHOWN else f"{operand[:_OPERAND_CHARS_SHOWN]}..."
-    return f"{rule.key!r}{where}, {of}{predicate.test} {shown}"
+    return f"{key_text(rule)}, {of}{predicate.test} {shown}"

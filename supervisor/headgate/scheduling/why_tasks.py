@@ -416,13 +416,14 @@ def _ended(facts: TaskFacts) -> Finding:
     ago = "" if facts.since_s is None else f" {span(facts.since_s)} ago"
     match facts.state:
         case _S.SUCCESS:
-            return Finding("ended", f"it waits for nothing: it succeeded{ago}", f"nothing; {_again(facts)}")
+            text = f"it waits for nothing: it succeeded{ago}{_stopped_by(facts)}"
+            return Finding("ended", text, f"nothing; {_again(facts)}")
         case _S.FAILED:
             error = shortened(facts.last_error) or "no error was recorded"
             text = f"it failed{ago} in try {facts.try_number}: {error}"
             return Finding("ended", text, f"nothing by itself; {_after_a_failure(facts)}")
         case _S.SKIPPED:
-            return Finding("ended", f"it was skipped{ago}", f"nothing; {_again(facts)}")
+            return Finding("ended", f"it was skipped{ago}{_stopped_by(facts)}", f"nothing; {_again(facts)}")
         case _S.REMOVED:
             text = f"it was removed from its run{ago}: the DAG {facts.dag} no longer has it"
             return Finding("ended", text, "nothing")
@@ -436,12 +437,22 @@ def _ended(facts: TaskFacts) -> Finding:
             )
 
 
+def _is_well(facts: TaskFacts) -> bool:
+    """Whether a task has ended without an error: what is in the place of the last one is what has stopped it."""
+    return facts.state in (_S.SUCCESS, _S.SKIPPED) and not facts.is_map
+
+
+def _stopped_by(facts: TaskFacts) -> str:
+    return f": {shortened(facts.last_error)}" if facts.last_error and _is_well(facts) else ""
+
+
 # --- facts ---------------------------------------------------------------------------------------
 
 
 def _errors(facts: TaskFacts) -> list[tuple[str, str | None]]:
     of_trigger = [] if facts.trigger is None else why_triggers.errors(facts.trigger)
-    return [("last error", facts.last_error), *of_trigger, ("error of the DAG file", facts.import_error)]
+    last = None if _is_well(facts) else facts.last_error
+    return [("last error", last), *of_trigger, ("error of the DAG file", facts.import_error)]
 
 
 def _known(facts: TaskFacts) -> list[tuple[str, str]]:
@@ -474,7 +485,7 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
         told.append(("endless", f"yes; workers lost in a row: {facts.moves:,}" if facts.moves else "yes"))
     if facts.deadline_in_s is not None:
         told.append(("execution_timeout ends", moment(facts.deadline_in_s)))
-    if facts.last_error and facts.state is not _S.FAILED and facts.state is not _S.UP_FOR_RETRY:
+    if facts.last_error and facts.state not in (_S.FAILED, _S.UP_FOR_RETRY) and not _is_well(facts):
         told.append(("last error", shortened(facts.last_error)))
     return told
 

@@ -13,7 +13,7 @@ from tests.store.tasks.streams_harness import Streams
 from tests.supervisor.tasks_harness import WAIT, S
 
 from headgate.protocol.messages.dags import StartTrigger, TaskSpec
-from headgate.protocol.messages.rules import Rules, SignalRule, StoppedAs, TaskRule
+from headgate.protocol.messages.rules import Rule, Rules, SignalRule, StoppedAs, TaskRule
 from headgate.protocol.messages.signals import SIGNAL_TRIGGER, Predicate, SignalWait
 from headgate.store.ids import DagRunId
 from headgate.store.store import Store
@@ -246,7 +246,33 @@ def test_a_stop_ends_what_runs_in_the_state_that_its_author_says(
     assert (jobs.state(), jobs.taken) == (state, 1)
     assert jobs.row()["token"] is None
     assert not ends.succeed(store.tasks, jobs.tasks.epoch, task.id, task.token)
-    assert jobs.row()["last_error"] == ("a signal stopped it" if state is S.FAILED else None)
+    assert jobs.row()["last_error"] == "a signal stopped it: 'halt', version 1"
+    (line,) = [one for one in store.inspect.tasks(limit=10) if one.name == "job"]
+    assert line.error == (line.last_error if state is S.FAILED else None), "it is an error only of what has failed"
+    jobs.send("go")
+    assert jobs.row()["last_error"] is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (None, "a user stopped it"),
+        (TaskRule("plain", action="STOP"), "a rule stopped it: the end of plain"),
+        (SignalRule("halt", "epochs", action="STOP"), "a signal stopped it: 'halt' of 'epochs', version 2"),
+    ],
+)
+def test_a_task_that_was_stopped_says_by_what(store: Store, query: Query, rule: Rule | None, reason: str) -> None:
+    jobs = Jobs(store, query, ruled(GO, *(() if rule is None else (rule,))), PLAIN, TaskSpec("other", "Op"))
+    jobs.send("go")
+    if rule is None:
+        jobs.store.signals.ask(jobs.id(), "STOP")
+        jobs.settle()
+    elif isinstance(rule, TaskRule):
+        jobs.end_plain()
+    else:
+        jobs.send("halt", 1, namespace="others")
+        jobs.send("halt", 1, 2, namespace="epochs")
+    assert (jobs.state(), jobs.row()["last_error"]) == (S.SKIPPED, reason)
 
 
 def test_a_stop_ends_the_trigger_of_a_stream_that_has_an_event_for_its_task(store: Store, query: Query) -> None:

@@ -109,7 +109,7 @@ def _show(detail: TaskDetail, phases: Sequence[Phase], *, as_json: bool) -> None
         print("\nwhat it did with its time:")
         print_table(phases[-PHASES_SHOWN:], _PHASES_SHOWN)
     if error:
-        print("\nlast error:")
+        print("\nlast error:" if detail.line.error else "\nwhy it has ended:")
         print_block(error)
 
 

@@ -102,6 +102,12 @@ class TaskLine(msgspec.Struct, frozen=True):
         """Whether it is a mapped task of which something is known already."""
         return self.instances is not None
 
+    @property
+    def error(self) -> str | None:
+        """The last error, but for a task that was stopped, and counts as well ended: that says what has stopped it."""
+        is_reason = self.state in (TaskState.SUCCESS, TaskState.SKIPPED) and not self.is_map
+        return None if is_reason else self.last_error
+
 
 class TaskDetail(msgspec.Struct, frozen=True):
     """All details of a task. ``upstream`` and ``trigger_rule`` are None if its DAG no longer has it."""

@@ -14,7 +14,7 @@ from sqlalchemy import and_, func, literal_column, or_, select
 
 from headgate.protocol import marks
 from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.rules import Overlap, StoppedAs, TaskRule, rule_name, stopped_as_default
+from headgate.protocol.messages.rules import Overlap, SignalRule, StoppedAs, TaskRule, rule_name, stopped_as_default
 from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.planning import Graph
 from headgate.scheduling.signal_rules import BY_HAND_PLACE, Act, Decided, Met, Moment
@@ -187,7 +187,10 @@ def _act_on(
     if want.starts and act == "drop":
         # A start that is ignored. What is necessary, and not all there yet, has asked for none: it is not forgotten.
         subscriptions.drop(tx, [row for row in rows if any(row.rule in one.rules for one in asked)])
-    acted = _do(tx, graph, name, task, act, rows, signal_rules.put_off(asked, overlap), _stopped_as(spec))
+    if act == "stop":
+        acted = _stop(tx, task, _stopped_as(spec), _reason(spec, rows, asked[-1]))
+    else:
+        acted = _do(tx, graph, name, task, act, rows, signal_rules.put_off(asked, overlap))
     marks.reach("signals.action_written")
     # The trigger of a stream runs also while its task is scheduled.
     is_taken = acted.has_changed and task.state in signal_rules.ALIVE
@@ -223,7 +226,6 @@ def _do(
     act: Act,
     rows: Sequence[RuleRow],
     put_off: frozenset[str],
-    stopped_as: StoppedAs,
 ) -> Acted:
     match act:
         case "drop":
@@ -231,12 +233,31 @@ def _do(
         case "join":
             subscriptions.join(tx, task.id)
             return Acted()
-        case "stop":
-            user_actions.mark_one(tx, task, stopped_as, "a signal stopped it" if stopped_as == "failed" else None)
-            tx.notify()  # whoever has its worker, or its trigger, ends it
-            return Acted(has_changed=True)
         case _:
             return _begin(tx, graph, name, task, rows, put_off)
+
+
+def _stop(tx: Tx, task: LockedTask, stopped_as: StoppedAs, reason: str) -> Acted:
+    # Also of one that counts as skipped, or as succeeded: nothing else says why it has ended.
+    user_actions.mark_one(tx, task, stopped_as, reason)
+    tx.notify()  # whoever has its worker, or its trigger, ends it
+    return Acted(has_changed=True)
+
+
+def _reason(spec: TaskSpec | None, rows: Sequence[RuleRow], stop: Met) -> str:
+    """Return what has stopped a task, as its last error has it; see `headgate.scheduling.why_tasks`."""
+    (name,) = stop.rules  # necessary rules, which ask together, ask for no stop
+    if name in BY_HAND:
+        return "a user stopped it"
+    rules = () if spec is None or spec.signals is None else spec.signals.rules
+    rule = next((one for one in rules if rule_name(one) == name), None)
+    if not isinstance(rule, SignalRule):
+        return "a rule stopped it" + ("" if rule is None else f": {signal_rules.rule_text(rule)}")
+    (row,) = (row for row in rows if row.rule == name)
+    # Of a stop behind which users' code has decided a start only the moment is known.
+    is_before = row.stop_at is not None and (row.stop_at, row.stop_id or 0) == stop.at[:2]
+    version = "" if is_before else f", version {row.met_version}"
+    return f"a signal stopped it: {signal_rules.key_text(rule)}{version}"
 
 
 def _begin(

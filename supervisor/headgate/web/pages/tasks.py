@@ -86,7 +86,7 @@ def task(view: View) -> Answer:
     values = {
         "why": view.inspect.why_task(found, liveness=view.site.liveness),
         "facts": _facts(detail),
-        "error": detail.line.last_error,
+        "error": detail.line.error,
         "xcoms": list(xcoms.items())[:XCOMS_SHOWN],
         "xcoms_left": max(0, len(xcoms) - XCOMS_SHOWN),
         "hides_xcoms": bool(detail.xcoms) and not sees_payloads,
@@ -228,7 +228,7 @@ TASK_COLUMNS = (
     Column("took", lambda line: Took(line.started_at, line.ended_at), is_number=True),
     Column("pool", lambda line: line.pool, is_minor=True),
     Column("queue", lambda line: line.queue, is_minor=True),
-    Column("last error", lambda line: Error(line.last_error) if line.last_error else None),
+    Column("last error", lambda line: Error(line.error) if line.error else None),
 )
 INSTANCE_COLUMNS = (
     Column("instance", lambda line: Link(task_path(line), line.name)),
