@@ -87,6 +87,47 @@ def test_the_time_of_a_task_that_fails_defers_and_succeeds(store: Store, query: 
     ]
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("outcome", [StepFailed("no"), WorkerLost("killed")])
+@pytest.mark.parametrize("act", ["clear", "mark"])
+def test_only_a_task_that_has_a_retry_waits_for_it(
+    store: Store, query: Query, clock: Clock, act: str, outcome: StepOutcome | WorkerLost, retries: int
+) -> None:
+    tasks = Tasks(store, query, tasks=(TaskSpec("a", "Op", retries=retries, retry_delay_s=3600.0), TaskSpec("b", "Op")))
+    timed = Timed(tasks, clock)
+    tasks.plan()
+    timed.run_step(outcome, queued_s=0, ran_s=3)
+    clock.advance(100)
+    if act == "clear":
+        tasks.clear_it()
+        tasks.plan()
+    else:
+        assert store.tasks.mark(tasks.a, "success")
+    phases = timed.phases()
+    assert phases[0] == (1, "running", 0, 3, "failed" if isinstance(outcome, StepFailed) else "lost")
+    assert [phase[1] for phase in phases[1:]] == ["retry wait"] * retries + ["queued"] * (act == "clear")
+
+
+@pytest.mark.parametrize("by", ["its supervisor", "another one"])
+def test_a_task_that_is_begun_anew_while_it_runs_has_not_lost_its_worker(
+    store: Store, query: Query, clock: Clock, by: str
+) -> None:
+    timed = Timed(Tasks(store, query, retries=1), clock)
+    timed.tasks.plan()
+    (task,) = timed.tasks.dispatch(limit=1)
+    clock.advance(4)
+    timed.tasks.clear_it()
+    if by == "its supervisor":
+        end = StepEnd(task.id, task.token, WorkerLost("ended"), span=StepSpan(1, task.ready_at, 4.0))
+        store.tasks.store_ends(timed.tasks.epoch, [end])
+    else:
+        other = register(store, pid=2)
+        store.fence_triggerers(other, dead=[timed.tasks.epoch])
+        assert store.tasks.adopt(other)
+    clock.advance(6)
+    assert timed.phases() == [(1, "running", 0, 4, "stopped")]
+
+
 def test_a_step_of_which_little_is_known_is_told_as_far_as_it_is(store: Store, query: Query, clock: Clock) -> None:
     timed = Timed(Tasks(store, query, tasks=(TaskSpec("a", "Op"), TaskSpec("b", "Op"))), clock)
     timed.tasks.plan()

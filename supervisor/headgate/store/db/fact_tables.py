@@ -46,7 +46,7 @@ task_span = Table(
     Column("try_number", BigInteger, nullable=False),
     Column("ready_at", UtcDateTime),
     Column("began_at", UtcDateTime),  # null: not known
-    Column("outcome", Text, nullable=False),  # a `headgate.store.facts.spans.StepEndName`
+    Column("outcome", Text, nullable=False),  # a `StepEndName` or `LastEndName` of `headgate.store.facts.spans`
 )
 
 # A run of a watcher's trigger that has ended: the newest `headgate.store.facts.trigger_runs.RUNS_KEPT` of each. No

@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 from sqlalchemy import bindparam, delete, select
 
+from headgate.protocol.messages.dags import TaskState
 from headgate.store.db.bulk import Kind, insert_new
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
@@ -16,7 +17,10 @@ from headgate.store.db.transaction import Tx
 from headgate.store.ids import TaskInstanceId
 from headgate.store.tables import task_span
 
-StepEndName = Literal["succeeded", "skipped", "failed", "deferred", "handled", "lost"]
+StepEndName = Literal["succeeded", "skipped", "failed", "deferred", "handled", "lost", "stopped"]
+# As a row has it, of a task that had no tries left: only the others wait for a retry.
+LastEndName = Literal["failed for good", "lost for good"]
+_FOR_GOOD: dict[str, LastEndName] = {"failed": "failed for good", "lost": "lost for good"}
 
 SPANS_KEPT = 200  # of one task: one that defers for ever does not fill the database
 # Those of a task are counted after about one of so many of its steps, so up to so many more are kept.
@@ -44,7 +48,14 @@ class StepSpan(msgspec.Struct, frozen=True):
     took_s: float | None = None
 
 
-def write(tx: Tx, ended: Sequence[tuple[TaskInstanceId, StepSpan, StepEndName]]) -> None:
+def stored_name(outcome: StepEndName, state: TaskState | None) -> StepEndName | LastEndName:
+    """Return the outcome of a step as its row has it, of a task that is in this state by it."""
+    if outcome == "lost" and state is TaskState.NONE:
+        return "stopped"  # a user, or a signal, has its task begin anew
+    return _FOR_GOOD.get(outcome, outcome) if state is TaskState.FAILED else outcome
+
+
+def write(tx: Tx, ended: Sequence[tuple[TaskInstanceId, StepSpan, StepEndName | LastEndName]]) -> None:
     """Write down steps that end in this transaction, with their outcomes. Repeating it changes nothing."""
     if not ended:
         return

@@ -1,7 +1,7 @@
 """Where the time of a run has gone: the phases of each task, from the spans of its steps and from its own row.
 
 A step that has ended has a row with the times at which it was ready, began and ended. Between two of its steps a task
-was deferred, or waited for its next try. What it does now is in its own row.
+was deferred, or waited for its next try; or it had ended, and was begun anew. What it does now is in its own row.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _WAITS_AFTER: dict[str, PhaseName] = {
     "failed": "retry wait",
     "lost": "retry wait",
 }
+_SHOWN_AS: dict[str, StepEndName] = {"failed for good": "failed", "lost for good": "lost"}
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -135,7 +136,7 @@ def _phases(rows: Sequence[Any], *, is_cut: bool) -> Iterator[Phase]:
             yield from _wait(before, ready or began)
         if ready is not None and began > ready:
             yield _phase(row, "queued", ready, began)
-        yield _phase(row, "running", began, ended, outcome=row.outcome)
+        yield _phase(row, "running", began, ended, outcome=_SHOWN_AS.get(row.outcome, row.outcome))
         before = row
     if not is_cut:
         yield from _now(rows[0], before)
@@ -164,7 +165,10 @@ def _now(task: Any, before: Any) -> Iterator[Phase]:
 
 
 def _wait(before: Any, until: datetime) -> Iterator[Phase]:
-    """Return what a task did after a step of it, until it was ready again, or had ended."""
+    """Return what a task did after a step of it, until it was ready again, or had ended.
+
+    Nothing, if it had ended with that step, and then a user, or a signal, had it begin anew.
+    """
     if before is None:
         return
     name = _WAITS_AFTER.get(before.outcome)

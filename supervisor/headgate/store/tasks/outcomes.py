@@ -40,7 +40,7 @@ from headgate.store.db.times import bound
 from headgate.store.db.transaction import LeasedTx, Tx
 from headgate.store.db.verbs import Verbs, leased, reading
 from headgate.store.facts import spans
-from headgate.store.facts.spans import StepEndName, StepSpan
+from headgate.store.facts.spans import LastEndName, StepEndName, StepSpan
 from headgate.store.ids import Epoch, TaskInstanceId, TryName
 from headgate.store.signals import reading as signal_log
 from headgate.store.signals import sending, subscriptions
@@ -203,7 +203,8 @@ class OutcomeVerbs(Verbs):
         stored = [end for end in in_order if new_states[end.token] is not None]
         _append(tx, stored)
         _name_instances(tx, stored)
-        spans.write(tx, [(end.id, end.span, _name_of(end.outcome)) for end in stored if end.span is not None])
+        names = {end.token: spans.stored_name(_name_of(end.outcome), new_states[end.token]) for end in stored}
+        spans.write(tx, [(end.id, end.span, names[end.token]) for end in stored if end.span is not None])
         # Last, because keys are locked after tasks.
         if signals := [signal for end in stored for signal in end.signals]:
             sending.send(tx, signals)
@@ -220,7 +221,7 @@ class OutcomeVerbs(Verbs):
         their triggers are claimed. Raises `ItemFailed` for one that cannot be taken.
         """
         adopted = []
-        lost: list[tuple[TaskInstanceId, StepSpan, StepEndName]] = []
+        lost: list[tuple[TaskInstanceId, StepSpan, StepEndName | LastEndName]] = []
         orphans = tx.passed_over.read("task", limit, partial(_ORPHANS.run, tx.connection))
         for id_, owner, dag_id, run_id, task_id, map_index, *row in orphans:
             error = ""
@@ -234,7 +235,7 @@ class OutcomeVerbs(Verbs):
                     state = task_rows.apply(tx, task, "adopted")
             name = TryName(dag_id, run_id, task_id, task.try_number, map_index)
             adopted.append(Adopted(task.id, name, state, error))
-            lost.append((task.id, StepSpan(task.try_number, task.started_at), "lost"))
+            lost.append((task.id, StepSpan(task.try_number, task.started_at), spans.stored_name("lost", state)))
         spans.write(tx, lost)
         return adopted
 
