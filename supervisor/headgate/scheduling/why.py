@@ -353,6 +353,16 @@ class TaskFacts(msgspec.Struct, frozen=True):
         """Whether it is a mapped task itself."""
         return self.map is not None and self.map_index < 0
 
+    @property
+    def name(self) -> str:
+        """Its name, with the index of an instance."""
+        return self.task_id if self.map_index < 0 else f"{self.task_id}[{self.map_index}]"
+
+    @property
+    def is_started_by_signals(self) -> bool:
+        """Whether it begins by its rules, and not by what is upstream."""
+        return any(rule.starts for rule in self.rules)
+
 
 class Finding(msgspec.Struct, frozen=True):
     """One reason to wait, and what happens next because of it. ``reason`` is its name for programs."""

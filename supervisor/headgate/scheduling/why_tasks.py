@@ -34,7 +34,6 @@ _OF_THE_SCHEDULER = frozenset(
         *("owner_ended", "owner_fenced", "owner_gone", "owner_silent"),
     }
 )
-AGAIN = "`headgate tasks clear` runs it again"
 
 
 def explain_task(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> Answer:
@@ -76,11 +75,7 @@ def _passed_over(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Fi
     if facts.state in TERMINAL:
         return []
     run = f"{facts.dag} {facts.run_id}"
-    return passed_over((f"run {run}", f"task {run} {_name(facts)}"), supervisors)
-
-
-def _name(facts: TaskFacts) -> str:
-    return facts.task_id if facts.map_index < 0 else f"{facts.task_id}[{facts.map_index}]"
+    return passed_over((f"run {run}", f"task {run} {facts.name}"), supervisors)
 
 
 def _paused(facts: TaskFacts) -> list[Finding]:
@@ -157,7 +152,7 @@ def _now(facts: TaskFacts) -> str:
 def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.run_state in ("success", "failed"):
         text = f"its run has ended ({facts.run_state}); the task is not going to run"
-        return [Finding("run_ended", text, f"nothing; {_again(facts)}")]
+        return [Finding("run_ended", text, f"nothing; {why_triggers.again(facts)}")]
     if facts.unreadable is not None:
         next_ = "`headgate up` of this version stores it anew when it parses its file"
         return [Finding("dag_unreadable", facts.unreadable, next_), *_file(facts)]
@@ -174,7 +169,7 @@ def _none(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.run_state == "queued":
         found.append(_run_queued(facts))
     decision = ready(facts.trigger_rule, _above(facts))
-    if _is_started_by_signals(facts):
+    if facts.is_started_by_signals:
         return [*found, *(_signals(facts) if decision in ("wait", "run") or _may_start_anyway(facts) else [])] or [
             _about_to(decision)
         ]
@@ -311,7 +306,7 @@ def _up_for_retry(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[F
     failed = f"try {facts.try_number} of {facts.tries_max} failed: {shortened(facts.last_error)}"
     if due_s > 0:
         at_once = "`headgate tasks clear` begins anew at once"
-        if _is_started_by_signals(facts):  # a clear would have it wait for another signal
+        if facts.is_started_by_signals:  # a clear would have it wait for another signal
             at_once = f"{why_triggers.start_command(facts)} begins it at once"
         soon = f"try {facts.try_number + 1} begins {moment(due_s)}; {at_once}"
         return [*nearer, Finding("retry_delay", failed, soon)]
@@ -358,7 +353,7 @@ def _running(facts: TaskFacts, owner: Supervisor) -> Finding:
 def _deferred(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:
     if facts.trigger is None:
         text = "it waits for a trigger that is not there"
-        return [Finding("no_trigger", text, f"report this, since headgate promises otherwise; {AGAIN}")]
+        return [Finding("no_trigger", text, f"report this, since headgate promises otherwise; {why_triggers.AGAIN}")]
     found: list[Finding] = []
     if facts.timeout_in_s is not None and facts.timeout_in_s < 0:
         nobody = nobody_serves(supervisors, facts.queue, with_workers=True)
@@ -374,28 +369,6 @@ def _deferred(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Findi
 
 
 # --- ended ---------------------------------------------------------------------------------------
-
-
-def _is_started_by_signals(facts: TaskFacts) -> bool:
-    return any(rule.starts for rule in facts.rules)
-
-
-def _again(facts: TaskFacts) -> str:
-    if not _is_started_by_signals(facts):
-        return AGAIN
-    # A clear alone begins nothing that waits for a signal, and signals count until the run ends.
-    start = why_triggers.start_command(facts)
-    return f"a signal may start it again, or {start}" if facts.run_state == "running" else f"{start} starts it again"
-
-
-def _after_a_failure(facts: TaskFacts) -> str:
-    if _is_started_by_signals(facts):
-        return _again(facts)
-    task = (facts.dag, facts.run_id, _name(facts))
-    text = f"`{command('tasks', 'clear', *task, '--downstream')}` runs it again, with what is below it"
-    if facts.is_map or facts.map_index >= 0:
-        return text
-    return f"{text}; after `{command('tasks', 'mark-success', *task)}` the run goes on without it"
 
 
 def _starts_after_the_pause(facts: TaskFacts) -> list[Finding]:
@@ -417,13 +390,13 @@ def _ended(facts: TaskFacts) -> Finding:
     match facts.state:
         case _S.SUCCESS:
             text = f"it waits for nothing: it succeeded{ago}{_stopped_by(facts)}"
-            return Finding("ended", text, f"nothing; {_again(facts)}")
+            return Finding("ended", text, f"nothing; {why_triggers.again(facts)}")
         case _S.FAILED:
             error = shortened(facts.last_error) or "no error was recorded"
             text = f"it failed{ago} in try {facts.try_number}: {error}"
-            return Finding("ended", text, f"nothing by itself; {_after_a_failure(facts)}")
+            return Finding("ended", text, f"nothing by itself; {why_triggers.after_a_failure(facts)}")
         case _S.SKIPPED:
-            return Finding("ended", f"it was skipped{ago}{_stopped_by(facts)}", f"nothing; {_again(facts)}")
+            return Finding("ended", f"it was skipped{ago}{_stopped_by(facts)}", f"nothing; {why_triggers.again(facts)}")
         case _S.REMOVED:
             text = f"it was removed from its run{ago}: the DAG {facts.dag} no longer has it"
             return Finding("ended", text, "nothing")
@@ -433,7 +406,9 @@ def _ended(facts: TaskFacts) -> Finding:
             text = f"it did not run{ago}{because}, and its rule is {facts.trigger_rule}"
             what = f"`{command('tasks', 'clear', facts.dag, facts.run_id, *broken[:1], '--downstream')}`"
             return Finding(
-                "ended", text, f"nothing by itself; once the cause is mended: {what if broken else _again(facts)}"
+                "ended",
+                text,
+                f"nothing by itself; once the cause is mended: {what if broken else why_triggers.again(facts)}",
             )
 
 

@@ -24,6 +24,8 @@ from headgate.scheduling.why import (
 )
 from headgate.scheduling.words import command, counted, moment, shortened, some, span
 
+AGAIN = "`headgate tasks clear` runs it again"
+
 
 def explain_trigger(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> Answer:
     """Explain the state of a trigger. ``supervisors`` are those that neither ended nor were fenced."""
@@ -303,6 +305,26 @@ def rule_line(rule: RuleFacts) -> str:
 def start_command(facts: TaskFacts) -> str:
     """Return the command that starts a task by hand."""
     return f"`{command('tasks', 'start', facts.dag, facts.run_id, facts.task_id)}`"
+
+
+def again(facts: TaskFacts) -> str:
+    """Return how a task that has ended begins again."""
+    if not facts.is_started_by_signals:
+        return AGAIN
+    # A clear alone begins nothing that waits for a signal, and signals count until the run ends.
+    start = start_command(facts)
+    return f"a signal may start it again, or {start}" if facts.run_state == "running" else f"{start} starts it again"
+
+
+def after_a_failure(facts: TaskFacts) -> str:
+    """Return how a failed task begins again, or its run goes on without it."""
+    if facts.is_started_by_signals:
+        return again(facts)
+    task = (facts.dag, facts.run_id, facts.name)
+    text = f"`{command('tasks', 'clear', *task, '--downstream')}` runs it again, with what is below it"
+    if facts.is_map or facts.map_index >= 0:
+        return text
+    return f"{text}; after `{command('tasks', 'mark-success', *task)}` the run goes on without it"
 
 
 def send_command(key: str, namespace: str, *, has_value: bool) -> str:
