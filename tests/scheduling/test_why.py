@@ -223,7 +223,7 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
         task(S.NONE, rules=(RuleFacts("the end of b", "START"),)),
         [ALIVE],
         "none has met its rules: the end of b",
-        "`headgate tasks start etl r1 a` starts it without",
+        "`headgate tasks start etl r1 a` starts it without a signal",
     ),
     ("unclaimed", task(S.DEFERRED, trigger=trig()), [ALIVE], "no supervisor has claimed", "within"),
     ("ended", task(S.SUCCESS, since_s=10.0), [], "succeeded 10 s ago", "tasks clear"),

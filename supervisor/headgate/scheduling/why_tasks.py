@@ -122,7 +122,7 @@ def _signals(facts: TaskFacts) -> list[Finding]:
         return [undecided]
     text = f"it is started by a signal, and none has met its rules: {'; or '.join(waits)}"
     sends = why_triggers.sent_by([*enough, *missing])
-    by_hand = f"{why_triggers.start_command(facts)} starts it without"
+    by_hand = f"{why_triggers.start_command(facts)} starts it without a signal"
     return [Finding("waits_for_signal", text, f"{sends} sends one; {by_hand}" if sends else by_hand)]
 
 
@@ -403,7 +403,8 @@ def _ended(facts: TaskFacts) -> Finding:
         case _:
             broken = [one[0] for one in facts.upstream if not FAILED.isdisjoint(_seen(facts, *one))]
             because = f": {some(broken)} failed" if broken else ""
-            text = f"it did not run{ago}{because}, and its rule is {facts.trigger_rule}"
+            text = f"it could not run{because}, and its rule is {facts.trigger_rule}"
+            text += f"; that was decided{ago}" if ago else ""
             what = f"`{command('tasks', 'clear', facts.dag, facts.run_id, *broken[:1], '--downstream')}`"
             return Finding(
                 "ended",

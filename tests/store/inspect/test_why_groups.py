@@ -71,7 +71,7 @@ def test_an_instance_waits_for_those_at_its_own_index(store: Store, query: Query
     assert ("upstream", "a[1] (scheduled), rule all_success") in answer.facts
     maps.go("a", 0, "fail")
     answer = why(maps, "b[0]")
-    assert answer.headline.endswith("ago: a[0] failed, and its rule is all_success")
+    assert answer.headline.startswith("it could not run: a[0] failed, and its rule is all_success; that was decided ")
     assert "`headgate tasks clear etl r1 'a[0]' --downstream`" in answer.next
     assert headline(maps, "b[1]") == "it waits for 1 of 1 upstream tasks: a[1] (running)"
 

@@ -293,7 +293,7 @@ def test_why_says_for_which_signals_a_task_waits(store: Store, query: Query) -> 
     )
     assert answer.next == (
         "`headgate signals send ready VALUE`, `headgate signals send labels --namespace ns` sends one; "
-        "`headgate tasks start etl r1 job` starts it without"
+        "`headgate tasks start etl r1 job` starts it without a signal"
     )
     assert [text for name, text in answer.facts if name == "rule"] == [
         "START: 'ready', n at_least 3; held against 1 of 1 versions",
