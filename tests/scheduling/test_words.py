@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from headgate.scheduling.words import error_line
+from headgate.scheduling.words import error_line, tries
 
 ENDED = "Ended: it ended"
 ABOVE = "\n\nThe above exception was the direct cause of the following exception:\n\n"
@@ -54,3 +54,13 @@ def test_what_python_prints_of_a_cause_is_understood() -> None:
     printed = "".join(traceback.format_exception(raised.value))
     assert error_line(printed) == "RuntimeError: the poll ended, caused by TimeoutError: 5 s"
     assert error_line(f"RuntimeError: the poll ended\n\n{printed}") == error_line(printed)
+
+
+@pytest.mark.parametrize(
+    ("number", "most", "retries", "told"),
+    [(0, 1, 0, "0 of 1"), (1, 1, 0, "1 of 1"), (2, 3, 2, "2 of 3"), (5, 6, 2, "5 of 6"), (39, 39, 0, "39")],
+)
+def test_a_try_that_is_the_last_by_itself_is_told_by_its_number(
+    number: int, most: int, retries: int, told: str
+) -> None:
+    assert tries(number, most, retries) == told

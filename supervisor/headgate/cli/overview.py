@@ -10,6 +10,7 @@ from headgate.cli.tables import cell
 from headgate.presentation.moments import age
 from headgate.presentation.streams import hold_text, lag_text
 from headgate.protocol.messages.dags import TaskState
+from headgate.scheduling.words import tries
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -99,9 +100,9 @@ def _stream(line: StreamLine) -> Sequence[Any]:
 
 def _task(line: TaskLine, now: datetime) -> Sequence[Any]:
     since = "" if line.started_at is None else f"{max(0.0, (now - line.started_at).total_seconds()):.0f} s"
-    tries = f"{line.try_number} of {line.tries_max}"
+    of_tries = tries(line.try_number, line.tries_max, line.retries)
     owner = "" if line.triggerer_id is None else str(line.triggerer_id)
-    return (f"{line.dag}.{line.name}", line.run_id, tries, since, owner)
+    return (f"{line.dag}.{line.name}", line.run_id, of_tries, since, owner)
 
 
 def _section(headings: Sequence[str] | None, rows: Sequence[Sequence[Any]], rows_max: int) -> Iterable[Table | str]:

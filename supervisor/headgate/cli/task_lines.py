@@ -8,6 +8,7 @@ from headgate.cli.tables import Column
 from headgate.presentation.moments import duration
 from headgate.scheduling.map_states import counts_text
 from headgate.scheduling.states import UNFINISHED
+from headgate.scheduling.words import tries
 
 if TYPE_CHECKING:
     from headgate.store.inspect.runs import TaskLine
@@ -23,7 +24,7 @@ def instances_of(task: TaskLine) -> str | None:
 
 
 def _try(task: TaskLine) -> str:
-    return "" if task.is_map else f"{task.try_number}/{task.tries_max}"
+    return "" if task.is_map else tries(task.try_number, task.tries_max, task.retries, "/")
 
 
 TASK_COLUMNS: Final[tuple[Column, ...]] = (

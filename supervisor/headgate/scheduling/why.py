@@ -316,6 +316,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     run_state: RunState = "running"
     try_number: int = 0
     tries_max: int = 1
+    retries: int = 0
     since_s: float | None = None
     is_paused: bool = False
     is_dag_removed: bool = False

@@ -24,7 +24,7 @@ from headgate.scheduling.why import (
     owner_facts,
     passed_over,
 )
-from headgate.scheduling.words import command, moment, shortened, some, span
+from headgate.scheduling.words import command, moment, shortened, some, span, tries
 
 _S = TaskState
 # The answers by which the scheduler comes next, unless it has failed with the task; all others are nearer than that.
@@ -436,7 +436,7 @@ def _known(facts: TaskFacts) -> list[tuple[str, str]]:
     state = facts.state if facts.map is None or not facts.is_map else state_with(facts.state, map(_S, facts.map.counts))
     told = [
         ("state", f"{state.value}{since if state is facts.state else ''}"),
-        *([] if facts.is_map else [("try", f"{facts.try_number} of {facts.tries_max}")]),
+        *([] if facts.is_map else [("try", tries(facts.try_number, facts.tries_max, facts.retries))]),
         ("run", f"{facts.run_id}, {facts.run_state}"),
         ("DAG", f"{facts.dag}{', paused' if facts.is_paused else ''}"),
     ]

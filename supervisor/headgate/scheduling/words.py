@@ -35,6 +35,11 @@ def error_line(error: str) -> str:
     return f"its stream has ended: {of}" if text.startswith(_STREAM_ENDED) else f"{text}, caused by {of}"
 
 
+def tries(number: int, most: int, retries: int, of: str = " of ") -> str:
+    """Return the number of a try, of how many; alone if it has no retries and was begun anew: then each is the last."""
+    return str(number) if most > 1 and not retries else f"{number}{of}{most}"
+
+
 def span(seconds: float) -> str:
     """Return a length of time as text, in its two largest units."""
     seconds = abs(seconds)

@@ -70,6 +70,10 @@ def test_a_start_of_what_runs_is_remembered_once(jobs: Jobs) -> None:
     assert jobs.signals() == ([("go", 4)], [("go", 1)])
     again = jobs.dispatch()
     assert again.try_number == 2
+    (line,) = [one for one in jobs.store.inspect.tasks(limit=10) if one.name == "job"]
+    assert (line.try_number, line.tries_max, line.retries) == (2, 2, 0)
+    why = jobs.store.inspect.why_task(jobs.store.inspect.find_task("etl", "r1", "job"))
+    assert ("try", "2") in why.facts, "each of its tries is the last"
     jobs.end(again)
     assert jobs.state() is S.SUCCESS
 

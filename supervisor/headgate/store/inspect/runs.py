@@ -91,6 +91,7 @@ class TaskLine(msgspec.Struct, frozen=True):
     is_endless: bool = False
     moves: int = 0
     begins_at: datetime | None = None
+    retries: int = 0
 
     @property
     def name(self) -> str:
@@ -118,7 +119,6 @@ class TaskDetail(msgspec.Struct, frozen=True):
     trigger_rule: str | None
     priority_weight: int
     pool_slots: int
-    retries: int
     next_method: str | None
     created_date: datetime
     scheduled_at: datetime | None
@@ -405,7 +405,7 @@ class RunInspection(Verbs):
         row = tx.connection.execute(
             select(
                 *_TASK_COLUMNS,
-                *(_C.priority_weight, _C.pool_slots, _C.retries, _C.next_method, _C.created_date),
+                *(_C.priority_weight, _C.pool_slots, _C.next_method, _C.created_date),
                 *(_C.scheduled_at, _C.deadline, dag.c.spec),
             )
             .select_from(_TASKS)

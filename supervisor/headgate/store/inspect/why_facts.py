@@ -319,8 +319,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         .select_from(task_instance.join(dag_run).join(dag).outerjoin(import_error, import_error.c.file == dag.c.file))
         .where(_C.id == task.id)
     ).one()
-    state = TaskState(row.state)
-    whole, spec, unreadable = None, None, None
+    state, whole, spec, unreadable = TaskState(row.state), None, None, None
     try:
         whole = read_spec(task.dag, row.spec)
         spec = next((one for one in whole.tasks if one.task_id == task.task_id), None)
@@ -346,6 +345,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         run_state=_run_state(row),
         try_number=row.try_number,
         tries_max=row.tries_max,
+        retries=row.retries,
         since_s=_ago(tx.now, _since(row, state)) if waits_for is None else waits_for.age_s,
         is_paused=bool(row.is_paused),
         is_dag_removed=row.removed_at is not None,

@@ -8,7 +8,7 @@ import msgspec
 
 from headgate.presentation.values import json_line
 from headgate.protocol.messages.dags import TaskState
-from headgate.scheduling.words import command
+from headgate.scheduling.words import command, tries
 from headgate.store.ids import TryName
 from headgate.store.inspect.runs import TaskDetail, TaskLine, TaskRef
 from headgate.supervisor.logs import task_log_files
@@ -202,7 +202,7 @@ def _facts(detail: TaskDetail) -> tuple[tuple[str, Cell], ...]:
         ("its name", line.map_name),
         ("instances", _instances(line)),
         ("operator", None if detail.operator is None else Code(detail.operator)),
-        ("tries", f"{line.try_number} of {line.tries_max}"),
+        ("tries", tries(line.try_number, line.tries_max, line.retries)),
         ("upstream", upstream or None),
         ("trigger rule", detail.trigger_rule),
         ("trigger", trigger),
