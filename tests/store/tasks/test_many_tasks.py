@@ -83,7 +83,7 @@ def test_what_is_below_another_failure_fails_again(store: Store, query: Query) -
 
 def test_what_has_succeeded_or_is_marked_as_failed_stays_as_it_is(ended: Tasks, store: Store) -> None:
     assert not store.tasks.mark(instance_of(store, ended.run, "a"), "success")
-    for name in "abd":
+    for name in ("a", "b", "d"):
         assert not store.tasks.mark(instance_of(store, ended.run, name), "failed")
     assert run_row(ended)["state"] == "failed"
 

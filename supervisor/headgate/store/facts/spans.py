@@ -52,7 +52,7 @@ def stored_name(outcome: StepEndName, state: TaskState | None) -> StepEndName | 
     """Return the outcome of a step as its row has it, of a task that is in this state by it."""
     if outcome == "lost" and state is TaskState.NONE:
         return "stopped"  # a user, or a signal, has its task begin anew
-    return _FOR_GOOD.get(outcome, outcome) if state is TaskState.FAILED else outcome
+    return _FOR_GOOD[outcome] if state is TaskState.FAILED and outcome in _FOR_GOOD else outcome
 
 
 def write(tx: Tx, ended: Sequence[tuple[TaskInstanceId, StepSpan, StepEndName | LastEndName]]) -> None:

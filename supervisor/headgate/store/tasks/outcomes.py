@@ -203,8 +203,12 @@ class OutcomeVerbs(Verbs):
         stored = [end for end in in_order if new_states[end.token] is not None]
         _append(tx, stored)
         _name_instances(tx, stored)
-        names = {end.token: spans.stored_name(_name_of(end.outcome), new_states[end.token]) for end in stored}
-        spans.write(tx, [(end.id, end.span, names[end.token]) for end in stored if end.span is not None])
+        ended = [
+            (end.id, end.span, spans.stored_name(_name_of(end.outcome), new_states[end.token]))
+            for end in stored
+            if end.span is not None
+        ]
+        spans.write(tx, ended)
         # Last, because keys are locked after tasks.
         if signals := [signal for end in stored for signal in end.signals]:
             sending.send(tx, signals)
