@@ -203,7 +203,7 @@ class OutcomeVerbs(Verbs):
         stored = [end for end in in_order if new_states[end.token] is not None]
         _append(tx, stored)
         _name_instances(tx, stored)
-        ended = [
+        ended: list[tuple[TaskInstanceId, StepSpan, StepEndName | LastEndName]] = [
             (end.id, end.span, spans.stored_name(_name_of(end.outcome), new_states[end.token]))
             for end in stored
             if end.span is not None
