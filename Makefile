@@ -56,7 +56,7 @@ bench: $(READY)  ## every figure beside its baseline: make bench ARGS="--quick -
 docs: $(READY)  ## the tables of docs/deferral.md, from the code
 	$(VENV)/bin/python -m tests.documents
 
-check: lint test proof  ## what CI runs: make check --jobs 3 --output-sync
+check: lint test proof  ## what CI runs
 
 lint: lint-style lint-mypy lint-pyright  ## style, types, and the three-folder rule: make lint --jobs 2 --output-sync
 
