@@ -20,6 +20,7 @@ from tests.supervisor.tasks_harness import Tasks, task_states
 from tests.web.conftest import OURS, token_of
 from tests.web.test_guard import path_of
 
+from headgate.protocol.messages.dags import TaskState
 from headgate.protocol.values import encode_value
 from headgate.store.access.audit import Action, Actor, Role
 from headgate.store.access.users import (
@@ -36,7 +37,7 @@ from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 from headgate.store.tables import audit, web_guess, web_session, xcom
 from headgate.supervisor.logs import task_log_files
-from headgate.web.acts import ACTS, RANKS, act_path, may
+from headgate.web.acts import ACTS, RANKS, act_path, may, of_task
 from headgate.web.app import ACT_SHOWN_S_MAX
 from headgate.web.routes import ROUTES
 from headgate.web.views import Site
@@ -386,3 +387,20 @@ def test_a_viewer_may_follow_each_link_that_is_shown(users: dict[str, TestClient
     operators = users["operator"].get("/").text
     assert 'href="/audit"' in operators
     assert users["operator"].get("/search?q=news").headers["location"].startswith("/signals/")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_mapped", "marks"),
+    [
+        (TaskState.RUNNING, True, ["tasks mark-success", "tasks mark-failed"]),
+        (TaskState.FAILED, False, ["tasks mark-success"]),
+        (TaskState.UPSTREAM_FAILED, False, ["tasks mark-success"]),
+        (TaskState.FAILED, True, []),
+        (TaskState.SUCCESS, False, []),
+    ],
+)
+def test_a_task_is_marked_as_long_as_that_changes_something(
+    state: TaskState, is_mapped: bool, marks: list[str]
+) -> None:
+    offered = of_task("etl", "r1", "a", state=state, is_mapped=is_mapped)
+    assert [act.action for act in offered if act.action.startswith("tasks mark")] == marks
