@@ -231,7 +231,8 @@ def _overrule(tx: Tx, seen: RunStates, task: LockedTask) -> bool:
     (name,) = [name for name, instance in seen.ids.items() if instance == task.id] or [""]
     if task.state not in FAILED or name not in specs or specs[name].map is not None or specs[name].group:
         return False
-    task_rows.apply(tx, task, "overruled", last_error=None)
+    # In the place of the error, as of a task that was stopped: nothing else says why it has succeeded.
+    task_rows.apply(tx, task, "overruled", last_error="a user marked it as succeeded after it had failed")
     below = related({each: spec.upstream for each, spec in specs.items()}, {name}, upstream=False, downstream=True)
     waiting = [each for each in below if seen.own.get(each) is TaskState.UPSTREAM_FAILED and each != name]
     waiting.sort(key=seen.ids.__getitem__)
