@@ -17,7 +17,7 @@ from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.protocol.messages.rules import Overlap, SignalRule, StoppedAs, TaskRule, rule_name, stopped_as_default
 from headgate.scheduling import planning, signal_rules
 from headgate.scheduling.planning import Graph
-from headgate.scheduling.signal_rules import BY_HAND_PLACE, Act, Decided, Met, Moment
+from headgate.scheduling.signal_rules import BY_HAND_PLACE, Decided, Met, Moment
 from headgate.scheduling.states import TERMINAL
 from headgate.store.db.transaction import Tx
 from headgate.store.ids import DagRunId, TaskInstanceId
@@ -187,10 +187,16 @@ def _act_on(
     if want.starts and act == "drop":
         # A start that is ignored. What is necessary, and not all there yet, has asked for none: it is not forgotten.
         subscriptions.drop(tx, [row for row in rows if any(row.rule in one.rules for one in asked)])
-    if act == "stop":
-        acted = _stop(tx, task, _stopped_as(spec), _reason(spec, rows, asked[-1]))
-    else:
-        acted = _do(tx, graph, name, task, act, rows, signal_rules.put_off(asked, overlap))
+    match act:
+        case "drop":
+            acted = Acted()
+        case "join":
+            subscriptions.join(tx, task.id)
+            acted = Acted()
+        case "stop":
+            acted = _stop(tx, task, _stopped_as(spec), _reason(spec, rows, asked[-1]))
+        case _:
+            acted = _begin(tx, graph, name, task, rows, signal_rules.put_off(asked, overlap))
     marks.reach("signals.action_written")
     # The trigger of a stream runs also while its task is scheduled.
     is_taken = acted.has_changed and task.state in signal_rules.ALIVE
@@ -216,25 +222,6 @@ def _take_back(
     before = {rule for rule, at in moments.items() if at <= stopped_at} - kept
     subscriptions.drop(tx, [row for row in rows if row.rule in before])
     subscriptions.pass_over(tx, rows, stopped_at[:2])
-
-
-def _do(
-    tx: Tx,
-    graph: Graph,
-    name: str,
-    task: LockedTask,
-    act: Act,
-    rows: Sequence[RuleRow],
-    put_off: frozenset[str],
-) -> Acted:
-    match act:
-        case "drop":
-            return Acted()
-        case "join":
-            subscriptions.join(tx, task.id)
-            return Acted()
-        case _:
-            return _begin(tx, graph, name, task, rows, put_off)
 
 
 def _stop(tx: Tx, task: LockedTask, stopped_as: StoppedAs, reason: str) -> Acted:
