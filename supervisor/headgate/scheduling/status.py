@@ -18,7 +18,6 @@ from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
-    FailedStarts,
     GoneDag,
     Letters,
     MissingPool,
@@ -27,8 +26,8 @@ from headgate.scheduling.status_facts import (
     Severity,
     StatusFacts,
     TroubledConsumer,
+    TroubledTask,
     TroubledTrigger,
-    Undecided,
 )
 from headgate.scheduling.why import HEADGATE_UP, Supervisor, alive
 from headgate.scheduling.words import command, counted, some, span, times
@@ -326,7 +325,7 @@ def _tasks(overdue: Sequence[Overdue]) -> list[Problem]:
     return found
 
 
-def _named(task: Overdue | Undecided | FailedStarts) -> str:
+def _named(task: Overdue | TroubledTask) -> str:
     return f"{task.dag} {task.run_id} {task.task_id}"
 
 
@@ -381,36 +380,28 @@ def _consumers(troubled: Sequence[TroubledConsumer]) -> list[Problem]:
     return found
 
 
-def _undecided(tasks: Sequence[Undecided]) -> list[Problem]:
+def _undecided(tasks: Sequence[TroubledTask]) -> list[Problem]:
     """Return that signals did nothing, because users' code could not decide about them."""
-    if not tasks:
-        return []
-    newest = min(tasks, key=lambda one: one.age_s)
-    text = f"on_signal of {counted_rows(tasks, 'task')} could not decide about {_signals_of(tasks)}, which did nothing"
-    text += f"; the newest {span(newest.age_s)} ago: {_named(newest)}: {newest.error}"
-    lines = tuple(f"{_named(one)}: {_signals_of([one])}, {span(one.age_s)} ago: {one.error}" for one in tasks)
-    return [
-        Problem(
-            "attention", "undecided_signals", text, command("why", newest.dag, newest.run_id, newest.task_id), lines
-        )
-    ]
+    signals = counted(sum(one.times for one in tasks), "signal")
+    text = f"on_signal of {counted_rows(tasks, 'task')} could not decide about {signals}, which did nothing"
+    return _of_tasks(tasks, "undecided_signals", f"{text}; the newest", "signal", ("why",))
 
 
-def _failed_starts(tasks: Sequence[FailedStarts]) -> list[Problem]:
+def _failed_starts(tasks: Sequence[TroubledTask]) -> list[Problem]:
     """Return that starts had failed of tasks that signals, or the time, have started again: these look well now."""
+    starts = counted(sum(one.times for one in tasks), "start")
+    text = f"{starts} of {counted_rows(tasks, 'task')} that signals or the time start failed before the newest one"
+    return _of_tasks(tasks, "failed_starts", f"{text}; the last", "start", ("tasks", "logs"))
+
+
+def _of_tasks(tasks: Sequence[TroubledTask], reason: str, text: str, what: str, look: tuple[str, ...]) -> list[Problem]:
+    """Return a problem of several tasks, with its newest error; ``what`` is counted of each of them."""
     if not tasks:
         return []
     newest = min(tasks, key=lambda one: one.age_s)
-    starts = counted(sum(one.starts for one in tasks), "start")
-    text = f"{starts} of {counted_rows(tasks, 'task')} that signals or the time start failed before the newest one"
-    text += f"; the last {span(newest.age_s)} ago: {_named(newest)}: {newest.error}"
-    lines = tuple(f"{_named(one)}: {counted(one.starts, 'start')}, {span(one.age_s)} ago: {one.error}" for one in tasks)
-    logs = command("tasks", "logs", newest.dag, newest.run_id, newest.task_id)
-    return [Problem("attention", "failed_starts", text, logs, lines)]
-
-
-def _signals_of(tasks: Sequence[Undecided]) -> str:
-    return counted(sum(one.signals for one in tasks), "signal")
+    text = f"{text} {span(newest.age_s)} ago: {_named(newest)}: {newest.error}"
+    lines = tuple(f"{_named(one)}: {counted(one.times, what)}, {span(one.age_s)} ago: {one.error}" for one in tasks)
+    return [Problem("attention", reason, text, command(*look, newest.dag, newest.run_id, newest.task_id), lines)]
 
 
 def _files(errors: Sequence[tuple[str, str]]) -> list[Problem]:

@@ -80,24 +80,13 @@ class TroubledConsumer(msgspec.Struct, frozen=True):
     waits_s: float
 
 
-class Undecided(msgspec.Struct, frozen=True):
-    """A task whose ``on_signal`` could not decide about signals, the last time ``age_s`` seconds ago."""
+class TroubledTask(msgspec.Struct, frozen=True):
+    """A task of which something went wrong ``times`` times, the last time ``age_s`` seconds ago with this error."""
 
     dag: str
     run_id: str
     task_id: str
-    signals: int
-    age_s: float
-    error: str
-
-
-class FailedStarts(msgspec.Struct, frozen=True):
-    """A task that was started once more after ``starts`` of it had failed, the last time ``age_s`` seconds ago."""
-
-    dag: str
-    run_id: str
-    task_id: str
-    starts: int
+    times: int
     age_s: float
     error: str
 
@@ -149,8 +138,8 @@ class StatusFacts(msgspec.Struct, frozen=True):
     drifted: tuple[Drifted, ...] = ()
     letters: tuple[Letters, ...] = ()
     consumers: tuple[TroubledConsumer, ...] = ()
-    undecided: tuple[Undecided, ...] = ()
-    failed_starts: tuple[FailedStarts, ...] = ()
+    undecided: tuple[TroubledTask, ...] = ()  # their on_signal could not decide about signals
+    failed_starts: tuple[TroubledTask, ...] = ()  # they were started once more after starts had failed
     import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
     gone_dags: tuple[GoneDag, ...] = ()
     failed_runs: tuple[tuple[str, str], ...] = ()

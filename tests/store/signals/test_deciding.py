@@ -199,7 +199,7 @@ def test_what_was_given_up_is_told_for_a_day_also_if_its_run_has_ended(jobs: Job
     )
     (problem,) = (one for one in jobs.store.inspect.status() if one.reason == "undecided_signals")
     assert problem.details == ("etl r1 job: 2 signals, 2.0 s ago: version 1, try 3 of 3: ValueError: labels",)
-    clock.advance(status_facts.UNDECIDED_S)
+    clock.advance(status_facts.TROUBLE_OF_RULES_S)
     assert "undecided_signals" not in [one.reason for one in jobs.store.inspect.status()]
 
 

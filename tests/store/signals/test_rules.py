@@ -7,7 +7,7 @@ import itertools
 import pytest
 from tests.store import ends
 from tests.store.harness import Query
-from tests.store.signals.rules_harness import GO, HALT, PLAIN, Jobs, ruled
+from tests.store.signals.rules_harness import AGAIN, GO, HALT, PLAIN, Jobs, ruled
 from tests.store.signals.test_sending import new
 from tests.store.tasks.streams_harness import Streams
 from tests.supervisor.tasks_harness import WAIT, S
@@ -120,6 +120,15 @@ def test_a_start_that_has_failed_is_told_after_the_next_one(store: Store, query:
     task = jobs.store.inspect.find_task("etl", "r1", "job")
     answer = jobs.store.inspect.why_task(task)
     assert answer.facts[-1] == ("also", "starts before the newest one failed: 'go': 2 starts, it broke")
+
+
+def test_failed_starts_of_several_rules_are_those_of_one_task(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO, AGAIN), PLAIN)
+    for key in ("go", "again", "go"):
+        jobs.send(key)
+        jobs.end(jobs.dispatch(), S.FAILED)
+    (line,) = failed_starts(jobs)
+    assert ": 2 starts, " in line
 
 
 def test_a_failed_task_that_a_user_starts_again_is_no_failed_start(store: Store, query: Query) -> None:

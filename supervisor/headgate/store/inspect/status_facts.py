@@ -7,7 +7,7 @@ them if it is not: the answer takes as long with a million events and a hundred 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -18,16 +18,15 @@ from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
-    FailedStarts,
     GoneDag,
     Letters,
     MissingPool,
     Overdue,
     StatusFacts,
     TroubledConsumer,
+    TroubledTask,
     TroubledTrigger,
     Unclaimed,
-    Undecided,
 )
 from headgate.scheduling.words import shortened
 from headgate.store.consuming.consumers import OLDEST_AT
@@ -63,8 +62,7 @@ LATE_S = 60.0  # a scheduler looks at what is due about every second
 SCHEDULED_LATE_S = 15 * 60.0  # tasks wait for workers and pools by design, but not so long
 FAILED_RUNS_S = 86_400.0
 GONE_S = 120.0  # for so long the file of a DAG may be away, as in a deployment
-UNDECIDED_S = 86_400.0
-FAILED_STARTS_S = 86_400.0
+TROUBLE_OF_RULES_S = 86_400.0
 NOT_TAKEN_S = 86_400.0  # a program may take the events of its consumer once a day
 QUEUES_MAX = 100  # of open triggers
 POOLS_MAX = 100  # that there are not, each with a sentence of its own
@@ -72,6 +70,7 @@ OWNERS_MAX = 1000  # of triggers, and of tasks
 
 _C = task_instance.c
 _WATCHED = trigger.outerjoin(asset_watcher, asset_watcher.c.trigger_id == trigger.c.id)
+_W = signal_wait.c
 _RUNS = task_instance.join(dag_run).join(dag)
 _NAMES = (dag.c.name, dag_run.c.run_id, _C.task_id, _C.map_index)
 
@@ -105,8 +104,8 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),
-        undecided=_undecided(tx),
-        failed_starts=_failed_starts(tx),
+        undecided=_troubled_tasks(tx, _W.undecided, _W.undecided_at, _W.decision_error),
+        failed_starts=_troubled_tasks(tx, _W.failed_starts, _W.failed_at, _W.failed_error),
         import_errors=_import_errors(tx),
         gone_dags=_gone_dags(tx),
         failed_runs=_failed_runs(tx),
@@ -332,38 +331,23 @@ def _consumers(tx: Tx) -> tuple[TroubledConsumer, ...]:
     return tuple(found)
 
 
-def _undecided(tx: Tx) -> tuple[Undecided, ...]:
-    """Return the tasks with signals that were given up within the last day; a task may have several rules."""
-    w = signal_wait.c
+def _troubled_tasks(
+    tx: Tx, times: ColumnElement[int], last_at: ColumnElement[datetime], error: ColumnElement[str]
+) -> tuple[TroubledTask, ...]:
+    """Return the tasks of which a rule has these columns of the last day; a task may have several rules."""
     rows = (
-        select(*_NAMES, w.undecided, w.undecided_at, w.decision_error)
-        .select_from(_RUNS.join(signal_wait, w.task_instance_id == _C.id))
-        .where(w.undecided_at > tx.now - timedelta(seconds=UNDECIDED_S))
-        .order_by(w.undecided_at.desc())
+        select(*_NAMES, times, last_at, error)
+        .select_from(_RUNS.join(signal_wait, _W.task_instance_id == _C.id))
+        .where(last_at > tx.now - timedelta(seconds=TROUBLE_OF_RULES_S))
+        .order_by(last_at.desc())
         .limit(COUNTED_MAX)
     )
-    found: dict[tuple[str, str, str], Undecided] = {}
-    for name, run_id, task_id, index, signals, at, error in tx.connection.execute(rows):
+    found: dict[tuple[str, str, str], TroubledTask] = {}
+    for name, run_id, task_id, index, of_rule, at, text in tx.connection.execute(rows):
         task = (name, run_id, instance_name(task_id, index))
-        newest = found.setdefault(task, Undecided(*task, 0, (tx.now - at).total_seconds(), shortened(error)))
-        found[task] = msgspec.structs.replace(newest, signals=newest.signals + signals)
+        newest = found.setdefault(task, TroubledTask(*task, 0, (tx.now - at).total_seconds(), shortened(text)))
+        found[task] = msgspec.structs.replace(newest, times=newest.times + of_rule)
     return tuple(found.values())
-
-
-def _failed_starts(tx: Tx) -> tuple[FailedStarts, ...]:
-    """Return the tasks of which a start had failed when signals, or the time, started them again in the last day."""
-    w = signal_wait.c
-    rows = (
-        select(*_NAMES, w.failed_starts, w.failed_at, w.failed_error)
-        .select_from(_RUNS.join(signal_wait, w.task_instance_id == _C.id))
-        .where(w.failed_at > tx.now - timedelta(seconds=FAILED_STARTS_S))
-        .order_by(w.failed_at.desc())
-        .limit(COUNTED_MAX)
-    )
-    return tuple(
-        FailedStarts(name, run_id, instance_name(task, index), starts, (tx.now - at).total_seconds(), shortened(error))
-        for name, run_id, task, index, starts, at, error in tx.connection.execute(rows)
-    )
 
 
 def _import_errors(tx: Tx) -> tuple[tuple[str, str], ...]:
