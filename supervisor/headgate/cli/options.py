@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,9 +13,11 @@ import typer
 
 from headgate.cli.invocation import CommandError
 from headgate.presentation import moments
+from headgate.presentation.values import json_line
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.values import decode_value
 
+TEXT_CHARS_SHOWN_MAX = 60  # of a text that is no JSON, in the error
 TASK_HELP = "The task_id; TASK[17] or TASK[10-19] for instances of a mapped task."
 DagArgument = Annotated[str, typer.Argument(metavar="DAG", help="The dag_id.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run_id, or `latest`.")]
@@ -53,7 +56,16 @@ def _as_usage(option: str) -> Generator[None]:
 
 
 def json_value(text: str, option: str) -> Any:
-    """Return the value in a text of JSON, with tagged values read. Raises `CommandError`."""
+    """Return the value in a text of JSON, with tagged values read. Raises `CommandError`, with how to write a text."""
+    try:
+        return _of_json(text, option)
+    except CommandError as error:
+        if not isinstance(error.__cause__, json.JSONDecodeError) or len(text) > TEXT_CHARS_SHOWN_MAX:
+            raise
+        raise CommandError(f"{error}; a text needs quotes: {shlex.quote(json_line(text))}", exit_code=2) from error
+
+
+def _of_json(text: str, option: str) -> Any:
     try:
         # The standard library says where in the text a mistake is.
         json.dumps(json.loads(text), ensure_ascii=False).encode()
@@ -69,7 +81,7 @@ def json_value(text: str, option: str) -> Any:
 
 def json_object(text: str, option: str) -> dict[str, Any]:
     """Return the values in a JSON object, with tagged values read. Raises `CommandError`."""
-    values = json_value(text, option)
+    values = _of_json(text, option)
     if not isinstance(values, dict):
         raise CommandError(f"{option}: expected a JSON object, got {text}", exit_code=2)
     for name in values:

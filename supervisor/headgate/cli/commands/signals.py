@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterable
 from functools import partial
-from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,8 +43,6 @@ app = typer.Typer(help="Signals: values under keys, each with the next version o
 
 TOKEN_VARIABLE = "HEADGATE_SIGNALS_TOKEN"
 
-TEXT_CHARS_SHOWN_MAX = 60  # of a value that is no JSON, in the error
-
 # Other programs read these; fields may be added at the end, never renamed.
 SIGNAL_COLUMNS = ("namespace", "key", "version", "value", "sender", "sent_at", "dedup", "dag", "run_id")
 _SHOWN = ("version", "value", "sent_at", "sender", "dag", "run_id")
@@ -82,7 +78,7 @@ def send(
 
     if run is not None and start is not None:
         raise CommandError("--start goes without --run: a run that is new has no name yet", exit_code=2)
-    data = encode_value(_value_of(value), where="value", bytes_max=SIGNAL_BYTES_MAX)
+    data = encode_value(json_value(value, "JSON"), where="value", bytes_max=SIGNAL_BYTES_MAX)
     with invocation(ctx).store() as store:
         of_run = None if run is None else store.inspect.run(*run).line
         dag_run = None if of_run is None else of_run.id
@@ -106,16 +102,6 @@ def send(
             print(f"run {of_run.run_id} of {of_run.dag} has ended ({of_run.state}): nothing in it waits for the signal")
     else:
         print(f"version {sent.version} of {key} was sent under the same name before: nothing is sent")
-
-
-def _value_of(text: str) -> Any:
-    """Return the value in a text of JSON. Raises `CommandError`, with how a text is written as JSON."""
-    try:
-        return json_value(text, "JSON")
-    except CommandError as error:
-        if not isinstance(error.__cause__, JSONDecodeError) or len(text) > TEXT_CHARS_SHOWN_MAX:
-            raise
-        raise CommandError(f"{error}; a text needs quotes: {shlex.quote(json_line(text))}", exit_code=2) from error
 
 
 @app.command("list")
