@@ -264,8 +264,9 @@ def undecided(facts: TaskFacts) -> Finding | None:
         return None
     told = [f"{rule.text}: {counted(rule.undecided, 'signal')}, {shortened(rule.error)}" for rule in rules]
     text = f"its on_signal could not decide about signals, which do nothing: {'; '.join(told)}"
-    logs = f"`{command('tasks', 'logs', facts.dag, facts.run_id, facts.task_id)}` has all errors"
-    return Finding("undecided", text, f"{logs}; once the file is mended: {sent_by(rules)}, or {start_command(facts)}")
+    return Finding(
+        "undecided", text, f"{_logs(facts)}; once the file is mended: {sent_by(rules)}, or {start_command(facts)}"
+    )
 
 
 def failed_starts(facts: TaskFacts) -> list[Finding]:
@@ -274,8 +275,11 @@ def failed_starts(facts: TaskFacts) -> list[Finding]:
     if not rules:
         return []
     told = [f"{rule.text}: {counted(rule.failed_starts, 'start')}, {shortened(rule.failed_error)}" for rule in rules]
-    logs = f"`{command('tasks', 'logs', facts.dag, facts.run_id, facts.task_id)}` has all errors"
-    return [Finding("failed_starts", f"starts before the newest one failed: {'; '.join(told)}", logs)]
+    return [Finding("failed_starts", f"starts before the newest one failed: {'; '.join(told)}", _logs(facts))]
+
+
+def _logs(facts: TaskFacts) -> str:
+    return f"`{command('tasks', 'logs', facts.dag, facts.run_id, facts.task_id)}` has all errors"
 
 
 def sent_by(rules: Sequence[RuleFacts]) -> str:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 RUNNING_TOLD_MAX = 5
-CONSUMERS_TOLD_MAX = 1000
 app = typer.Typer(help="The database: make, upgrade or clean its tables.", no_args_is_help=True)
 
 
@@ -122,6 +121,7 @@ def clean(
     stops when it is back: otherwise it might store the deleted events again.
     """
     from headgate.store.cleaning import CLEAN_AGE_MIN_S, KINDS, UNASKED, Kind
+    from headgate.store.consuming.places import CONSUMERS_LISTED_MAX
     from headgate.supervisor.logs.task_log_deletion import delete_logs
 
     seconds = span_s(older_than, "--older-than")
@@ -153,7 +153,7 @@ def clean(
                     failures += 1
                 else:
                     deleted["log files"] = deleted.get("log files", 0) + files
-        ages_s = store.consumers.oldest(limit=CONSUMERS_TOLD_MAX)
+        ages_s = store.consumers.oldest(limit=CONSUMERS_LISTED_MAX)
     _print_deleted(deleted, dry_run=dry_run, as_json=as_json)
     _tell_kept({name: age_s for name, age_s in ages_s.items() if age_s >= seconds})
     if failures:

@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 
-from headgate.protocol.messages.dags import TaskSpec, TaskState
-from headgate.protocol.messages.rules import Rule, SignalRule, rule_name
-from headgate.scheduling import signal_rules
+from headgate.protocol.messages.dags import DagSpec, TaskState
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
     Pool,
-    RuleFacts,
     RunState,
     SignalFacts,
     StoredEvent,
@@ -31,7 +28,6 @@ from headgate.scheduling.why import (
     TaskStreamFacts,
     TriggerFacts,
 )
-from headgate.scheduling.why_triggers import send_command
 from headgate.scheduling.words import shortened, span, times
 from headgate.store.access.tables import readable
 from headgate.store.db.transaction import Tx, is_alive
@@ -40,9 +36,10 @@ from headgate.store.facts.supervisor_status import SupervisorStatus, brokers_awa
 from headgate.store.ids import TaskInstanceId, instance_name
 from headgate.store.inspect import maps
 from headgate.store.inspect.dags import RUN_STATE
+from headgate.store.inspect.rule_facts import rules_of
 from headgate.store.inspect.runs import TaskRef
 from headgate.store.inspect.strikes import count_passed_over, strikes_of
-from headgate.store.signals import feeds, subscriptions, waits
+from headgate.store.signals import feeds, waits
 from headgate.store.tables import (
     OPEN_TRIGGER,
     asset_watcher,
@@ -319,12 +316,9 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         .select_from(task_instance.join(dag_run).join(dag).outerjoin(import_error, import_error.c.file == dag.c.file))
         .where(_C.id == task.id)
     ).one()
-    state, whole, spec, unreadable = TaskState(row.state), None, None, None
-    try:
-        whole = read_spec(task.dag, row.spec)
-        spec = next((one for one in whole.tasks if one.task_id == task.task_id), None)
-    except SpecUnreadable as error:
-        unreadable = str(error)
+    state = TaskState(row.state)
+    whole, unreadable = _read_spec(task.dag, row.spec)
+    spec = None if whole is None else next((one for one in whole.tasks if one.task_id == task.task_id), None)
     of_run = run_states.read(tx, task.dag_run_id)
     of_map = None if spec is None or whole is None else maps.map_facts(tx, spec, task.map_index, whole, of_run)
     states, seen = of_run.of_tasks(), of_run.for_rules()
@@ -371,7 +365,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         map=of_map,
         map_state=of_run.own.get(task.task_id),
         seen={shown: seen[name] for name, shown in upstream.items() if name in seen},
-        rules=_rules(tx, task.id, spec, is_open=row.run_state not in ("success", "failed")),
+        rules=rules_of(tx, task.id, spec, is_open=row.run_state not in ("success", "failed")),
         is_ending=bool(row.is_ending),
         old_owner=supervisor(tx, row.old_owner_id, liveness=liveness),
         is_endless=bool(row.is_endless),
@@ -380,54 +374,12 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
     )
 
 
-def _rules(tx: Tx, instance: TaskInstanceId, spec: TaskSpec | None, *, is_open: bool) -> tuple[RuleFacts, ...]:
-    """Return the rules of a task about signals, and what users have asked for that has not acted.
-
-    Signals count as long as the run ``is_open``.
-    """
-    named = {} if spec is None or spec.signals is None else {rule_name(rule): rule for rule in spec.signals.rules}
-    rows = tx.connection.execute(
-        select(signal_wait, signal_key.c.last_version)
-        .select_from(signal_wait.outerjoin(signal_key, waits.SAME_KEY))
-        .where(signal_wait.c.task_instance_id == instance)
-        .order_by(signal_wait.c.id)
-    ).all()
-    found = {row.rule: row for row in rows}
-    told = [
-        RuleFacts("a user asks for it", subscriptions.BY_HAND[name], met_version=row.met_version)
-        for name, row in found.items()
-        if name in subscriptions.BY_HAND and row.met_version is not None
-    ]
-    for name, rule in named.items():
-        row = found.get(name)
-        counts = is_open and isinstance(rule, SignalRule)
-        last = row.last_version or 0 if row is not None and counts else None
-        told.append(
-            RuleFacts(
-                signal_rules.rule_text(rule),
-                rule.action,
-                is_necessary=rule.condition == "necessary",
-                met_version=None if row is None else row.met_version,
-                seen_version=0 if row is None else row.seen_version,
-                last_version=last,
-                asks="no" if row is None or not row.asks else "yes" if row.ask_at is None else "now",
-                error=None if row is None else row.decision_error,
-                undecided=0 if row is None else row.undecided,
-                failed_starts=0 if row is None else row.failed_starts,
-                failed_error=None if row is None else row.failed_error,
-                sent_by=_sent_by(rule),
-                replaced=feeds.count_replaced(tx, rule.key, rule.namespace) if isinstance(rule, SignalRule) else 0,
-                decided=None if row is None else row.decided,
-                due_in_s=None if row is None else _until(tx.now, row.due_at),
-            )
-        )
-    return tuple(told)
-
-
-def _sent_by(rule: Rule) -> str:
-    if not isinstance(rule, SignalRule):
-        return ""
-    return send_command(rule.key, rule.namespace, has_value=rule.predicate is not None)
+def _read_spec(name: str, data: bytes) -> tuple[DagSpec | None, str | None]:
+    """Return the spec of a DAG, or why it cannot be read."""
+    try:
+        return read_spec(name, data), None
+    except SpecUnreadable as error:
+        return None, str(error)
 
 
 def _task_stream(tx: Tx, instance: TaskInstanceId) -> TaskStreamFacts | None:
