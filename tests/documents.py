@@ -86,7 +86,7 @@ LIMITS = (
 SETTINGS = (
     *("dags_folder", "dags_look_s", "dag_parse_timeout_s", "import_paths", "pass_env"),
     *("workers", "endless_workers_max", "worker_memory_max_mib", "worker_grace_s"),
-    *("capacity", "queues", "heartbeat_s", "lease_silence_max_s", "poll_interval_s"),
+    *("capacity", "queues", "heartbeat_s", "lease_silence_max_s", "cut_off_exit_s", "poll_interval_s"),
     *("blocked_after_s", "cancel_grace_s", "hook_timeout_s", "drain_s"),
     *("log_folder", "task_log_bytes_max"),
 )

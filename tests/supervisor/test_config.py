@@ -191,6 +191,10 @@ def test_a_file_that_is_no_toml_is_an_error_that_says_where(folder: Path) -> Non
         ({"HEADGATE_HEARTBEAT_S": "16"}, "heartbeat_s must be at most half of lease_silence_max_s"),
         ({"HEADGATE_LEASE_SILENCE_MAX_S": "9"}, "heartbeat_s must be at most half of lease_silence_max_s"),
         ({"HEADGATE_RUNNER_SILENCE_MAX_S": "2"}, "runner_heartbeat_s must be less than runner_silence_max_s"),
+        (
+            {"HEADGATE_CUT_OFF_EXIT_S": "30"},
+            "lease_silence_max_s must be less than cut_off_exit_s, but they are 30 and 30",
+        ),
         ({"HEADGATE_RETRY_WAIT_S": "400"}, "retry_wait_s must be at most retry_wait_max_s"),
         ({"HEADGATE_FRAME_BYTES_MAX": "1000000", "HEADGATE_EVENT_BYTES_MAX": "1024"}, "must be at least 1,114,112"),
         ({"HEADGATE_FRAME_BYTES_MAX": "1048576"}, "event_bytes_max must be at least 65,536 less than frame_bytes_max"),

@@ -22,7 +22,7 @@ from headgate.store.facts.supervisor_status import StreamStatus, SupervisorStatu
 from headgate.store.ids import Epoch
 from headgate.store.store import Store
 from headgate.supervisor import commands
-from headgate.supervisor.commands import DumpStacks, Exit, Kill
+from headgate.supervisor.commands import EXIT_CUT_OFF, DumpStacks, Exit, Kill
 from headgate.supervisor.triggers.leases import ADVANCE_SHARE, FAIR_WAIT_S
 
 LASTS_S = SETTINGS.lease.silence_max_s * ADVANCE_SHARE
@@ -74,6 +74,38 @@ def test_a_healthy_runner_outlives_any_outage(world: World, monkeypatch: pytest.
     assert supervisor.take(DumpStacks) == []
     assert supervisor.take(Kill) == []
     assert supervisor.core.runner.incarnation == 1
+
+
+def test_a_supervisor_that_is_cut_off_for_too_long_gives_up_what_it_holds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off_max_s = 2 * SETTINGS.lease.silence_max_s
+    lease = msgspec.structs.replace(SETTINGS.lease, cut_off_max_s=cut_off_max_s)
+    supervisor = world.supervisor(settings=msgspec.structs.replace(SETTINGS, lease=lease))
+    supervisor.start_runner()
+    with monkeypatch.context() as patch:
+        cut_off(world, patch)
+        supervisor.pass_time_with_heartbeats(cut_off_max_s - SETTINGS.lease.heartbeat_s - 1)
+    supervisor.pass_time_with_heartbeats(2 * SETTINGS.lease.heartbeat_s)  # a shorter one does not count
+    supervisor.take(Exit)
+    with monkeypatch.context() as patch:
+        cut_off(world, patch)
+        supervisor.pass_time_with_heartbeats(cut_off_max_s - SETTINGS.lease.heartbeat_s - 1)
+        assert supervisor.take(Exit) == []
+        supervisor.pass_time(2 * SETTINGS.lease.heartbeat_s)
+    assert [type(command) for command in supervisor.commands[-2:]] == [Kill, Exit]
+    assert supervisor.take(Exit)[0].code == EXIT_CUT_OFF
+
+
+def test_a_drain_that_is_cut_off_ends_by_its_own_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = msgspec.structs.replace(SETTINGS.lease, cut_off_max_s=SETTINGS.lease.silence_max_s + 1)
+    settings = msgspec.structs.replace(SETTINGS, lease=lease, drain_s=10 * SETTINGS.lease.silence_max_s)
+    supervisor = world.supervisor(settings=settings)
+    supervisor.start_runner()
+    cut_off(world, monkeypatch)
+    supervisor.core.drain(world.now)
+    supervisor.pass_time_with_heartbeats(5 * SETTINGS.lease.silence_max_s)
+    assert supervisor.take(Exit) == []
 
 
 @pytest.mark.parametrize("is_draining", [False, True])

@@ -84,6 +84,8 @@ class Arbiter:
                     key.data()
                 while self._signals:
                     self._handle_signal(self._signals.popleft())
+                if self._exit is not None:
+                    break  # a step may wait for a database that hangs
                 for command in self._core.step(time.monotonic()):
                     self._handle_command(command)
                 self._log_statistics()
@@ -202,7 +204,8 @@ class Arbiter:
     def _handle_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._core.is_leaving:
-            self._core.stop_now(f"{name} came a second time")
+            for command in self._core.stop_now(f"{name} came a second time"):
+                self._handle_command(command)
         else:
             log.info("asked to stop", signal=name)
             self._core.drain(time.monotonic())

@@ -43,3 +43,4 @@ EXIT_KILLED = 1  # asked to stop twice, or the drain was cut short
 EXIT_LEASE_LOST = 3  # another supervisor has taken this one's triggers
 EXIT_INCOMPATIBLE = 4  # the runner speaks another version of the protocol
 EXIT_DATABASE_REPLACED = 5  # the file of its SQLite database was deleted, moved or replaced
+EXIT_CUT_OFF = 6  # it could not renew its lease for too long, and has given up what it held

@@ -137,6 +137,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _Seconds,
         _why("A supervisor silent for longer than this loses its triggers to the others; to be the same for all."),
     ] = 30.0
+    cut_off_exit_s: Annotated[
+        _Seconds | None,
+        _why(
+            "A supervisor that cannot renew its lease for longer than this exits, which gives what it holds to others; "
+            "by default it waits for its database."
+        ),
+    ] = None
     poll_interval_s: Annotated[
         _Seconds,
         _why("How often the database is asked for new and removed triggers if no change has been noticed."),

@@ -91,13 +91,12 @@ class SupervisorCore:
         figures: Figures | None = None,
     ) -> None:
         outage, figures = outage or DatabaseOutage(), figures or Figures()
-        retry_of, frame_max = settings.retry_of, settings.runner.frame_bytes_max
-        self._store, self.tasks, self._outage = store, tasks, outage
-        self._task_logs = task_logs
+        retry_of, frame_max = partial(settings.retry_of, outage=outage), settings.runner.frame_bytes_max
+        self.tasks, self._task_logs, self._outage = tasks, task_logs, outage
         self._commands: list[Command] = []
         self._leaving = Leaving(drain_s=settings.drain_s)
         self.intake = Intake(
-            store, figures, slice_events_max=settings.slice_events_max, retry=retry_of("events", outage), clock=clock
+            store, figures, slice_events_max=settings.slice_events_max, retry=retry_of("events"), clock=clock
         )
         self.leases = Leases(
             store,
@@ -108,7 +107,7 @@ class SupervisorCore:
             endless_workers=settings.endless_workers,
             times=settings.lease,
             is_gone=is_gone,
-            retry=retry_of("leases", outage),
+            retry=retry_of("leases"),
         )
         self.assignments = Assignments(
             retry_wait_s=settings.retry_wait_s,
@@ -116,22 +115,16 @@ class SupervisorCore:
             healthy_s=settings.respawn_healthy_s,
             frame_bytes_max=frame_max,
         )
-        self.releases = Releases(store, self.assignments, retry=retry_of("releases", outage))
-        self.holds = Holds(store, self.assignments, retry=retry_of("holds", outage))
+        self.releases = Releases(store, self.assignments, retry=retry_of("releases"))
+        self.holds = Holds(store, self.assignments, retry=retry_of("holds"))
         self.changes = Changes(self.assignments, self.releases, queues=settings.queues)
-        self.redrives = Redrives(store, self.assignments, frame_bytes_max=frame_max, retry=retry_of("redrives", outage))
-        self.credits = Credits(store.tasks, self.assignments, retry=retry_of("credits", outage))
-        self.blame = Blame(
-            store,
-            self.assignments,
-            self.intake,
-            self.holds,
-            waits=Waits(settings.retry_wait_s, settings.retry_wait_max_s),
-            retry=retry_of("strikes", outage),
-        )
+        self.redrives = Redrives(store, self.assignments, frame_bytes_max=frame_max, retry=retry_of("redrives"))
+        self.credits = Credits(store.tasks, self.assignments, retry=retry_of("credits"))
+        waits = Waits(settings.retry_wait_s, settings.retry_wait_max_s)
+        self.blame = Blame(store, self.assignments, self.intake, self.holds, waits=waits, retry=retry_of("strikes"))
         self._has_broken_protocol = False  # the current runner
         self._absent_told_to = 0  # the last incarnation that knows for which held triggers streams have to wait
-        self.recoveries = Recoveries(store, self.assignments, retry=retry_of("recoveries", outage))
+        self.recoveries = Recoveries(store, self.assignments, retry=retry_of("recoveries"))
         self.runner = RunnerLifecycle(
             self._commands,
             self._leaving,
@@ -142,10 +135,12 @@ class SupervisorCore:
             is_owed_answer=self.intake.is_waiting_for,
             figures=figures,
         )
-        self.drift = Drift(store, self.runner, retry=retry_of("drift", outage))
+        self.drift = Drift(store, self.runner, retry=retry_of("drift"))
         self._published = Published(partial(status.measured, self.runner, self.assignments, tasks, outage))
         # Queries are not in the outage: after one that failed there may never be another.
-        self._queries = TriggerQueries(store, answers, frame_bytes_max=frame_max, retry=retry_of("queries", None))
+        self._queries = TriggerQueries(
+            store, answers, frame_bytes_max=frame_max, retry=retry_of("queries", outage=None)
+        )
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -218,9 +213,10 @@ class SupervisorCore:
             log.info("draining", deadline_s=self._leaving.drain_s)
             self._leave(Exit(commands.EXIT_DRAINED, "drained"), now)
 
-    def stop_now(self, reason: str) -> None:
-        """Stop at once: kill the runner. Events that are not stored are not confirmed either."""
-        self._commands += [Kill(reason), Exit(commands.EXIT_KILLED, reason)]
+    def stop_now(self, reason: str, code: int = commands.EXIT_KILLED) -> Sequence[Command]:
+        """Stop at once: kill the runner. Events that are not stored are not confirmed, so brokers deliver them again."""
+        self._commands += [Kill(reason), Exit(code, reason)]
+        return self._take_commands()
 
     # --- the step ---------------------------------------------------------------------------------
 
@@ -238,15 +234,18 @@ class SupervisorCore:
         except DatabaseReplaced as exc:
             # What was just committed is lost, so no answer confirms it, and a drain could store nothing either (I1).
             log.error("the database file was deleted, moved or replaced; stopping", error=str(exc))
-            return self._take_commands([Kill(str(exc)), Exit(commands.EXIT_DATABASE_REPLACED, str(exc))])
+            return self.stop_now(str(exc), commands.EXIT_DATABASE_REPLACED)
+        if self.leases.is_cut_off(now) and not self.is_leaving:
+            log.error("the lease could not be renewed for cut_off_exit_s; stopping", error=self._outage.reason())
+            return self.stop_now("cut off from the database", commands.EXIT_CUT_OFF)
         self.runner.step(now, may_spawn=self.leases.is_held and not self.is_leaving)
         self._start_triggers(now)
         self._finish_leaving(now)
         self._log_drain(now)
         return self._take_commands()
 
-    def _take_commands(self, last: Sequence[Command] = ()) -> Sequence[Command]:
-        out = [*self._commands, *last]
+    def _take_commands(self) -> Sequence[Command]:
+        out = tuple(self._commands)
         self._commands.clear()
         return out
 

@@ -117,7 +117,12 @@ def core_settings(settings: Settings, *, runs_tasks: bool = False) -> CoreSettin
     """The part of the settings that the core works with."""
     return CoreSettings(
         runner=settings.runner_settings(),
-        lease=LeaseTimes(settings.heartbeat_s, settings.lease_silence_max_s, settings.poll_interval_s),
+        lease=LeaseTimes(
+            settings.heartbeat_s,
+            settings.lease_silence_max_s,
+            settings.poll_interval_s,
+            cut_off_max_s=settings.cut_off_exit_s,
+        ),
         capacity=settings.capacity,
         queues=settings.queues,
         workers=settings.workers if runs_tasks else 0,

@@ -59,6 +59,7 @@ _HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,99}")
 _LESS_THAN = (
     ("poll_interval_s", "lease_silence_max_s"),
     ("runner_heartbeat_s", "runner_silence_max_s"),
+    ("lease_silence_max_s", "cut_off_exit_s"),
 )
 _AT_MOST = (
     ("respawn_wait_s", "respawn_wait_max_s"),
@@ -243,7 +244,7 @@ def _check_pairs(settings: Settings, sources: Mapping[str, str]) -> None:
     ]
     for low, high, holds, words in checks:
         low_value, high_value = getattr(settings, low), getattr(settings, high)
-        if not holds(low_value, high_value):
+        if low_value is not None and high_value is not None and not holds(low_value, high_value):
             at_fault = low if sources[low] != "default" else high
             raise ConfigError(
                 at_fault,

@@ -57,7 +57,8 @@ class LeaseTimes(msgspec.Struct, frozen=True):
 
     ``poll_interval_s``: between two polls if no others seem to have written to the database. ``listen_pause_max_s``:
     between two polls if they write all the time, at least. ``look_interval_s``: between two looks whether they have
-    written, where no bell says so; shorter for a while after they have.
+    written, where no bell says so; shorter for a while after they have. ``cut_off_max_s``: how long the lease may go
+    without being renewed until the supervisor gives up; None if it never does.
     """
 
     heartbeat_s: float
@@ -65,6 +66,7 @@ class LeaseTimes(msgspec.Struct, frozen=True):
     poll_interval_s: float
     listen_pause_max_s: float = 0.05
     look_interval_s: float = 0.5
+    cut_off_max_s: float | None = None
 
 
 class LeaseStep(msgspec.Struct, frozen=True):
@@ -187,6 +189,11 @@ class Leases:
         fence by their own `silence_max_s`, so it must be the same for all supervisors.
         """
         return max(0.0, self._renewed_at + ADVANCE_SHARE * self._times.silence_max_s - now)
+
+    def is_cut_off(self, now: float) -> bool:
+        """Whether the lease, once held, could not be renewed for longer than a supervisor waits for its database."""
+        limit_s = self._times.cut_off_max_s
+        return limit_s is not None and self.is_held and now >= self._renewed_at + limit_s
 
     def wake_at(self) -> float:
         """When the next duty is due, or `listen` is to be called although no bell has rung."""
