@@ -214,7 +214,7 @@ class SupervisorCore:
             self._leave(Exit(commands.EXIT_DRAINED, "drained"), now)
 
     def stop_now(self, reason: str, code: int = commands.EXIT_KILLED) -> Sequence[Command]:
-        """Stop at once: kill the runner. Events that are not stored are not confirmed, so brokers deliver them again."""
+        """Stop at once: kill the runner. Events that are not stored are not confirmed; brokers deliver them again."""
         self._commands += [Kill(reason), Exit(code, reason)]
         return self._take_commands()
 
