@@ -22,7 +22,7 @@ def test_every_metric_is_listed_with_its_labels(call: Call) -> None:
     assert len(set(names)) == len(names), "those that both have stand there once"
     (steps,) = (row for row in rows if row["name"] == "headgate_task_steps_total")
     assert steps["kind"] == "counter"
-    assert steps["labels"] == "outcome=succeeded|skipped|failed|deferred|handled|lost|returned"
+    assert steps["labels"] == "outcome=succeeded|skipped|failed|deferred|handled|lost|stopped|returned"
     assert "headgate_task_steps_total" in call("metrics", "list").out
 
 

@@ -130,6 +130,8 @@ def test_what_cannot_be_followed_is_told_at_once(watched: Watched, reader: Clien
         reader.follow("ordres")
     with pytest.raises(CursorRefused):
         reader.follow("orders", after=Place(watched.trigger_id, 99))
+    with pytest.raises(ValueError, match="idle_s must be 0 or more seconds, not -1"):
+        reader.follow("orders", idle_s=-1)
 
 
 def test_a_page_is_concerned_by_its_triggers_and_by_newer_ones() -> None:

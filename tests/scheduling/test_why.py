@@ -213,9 +213,9 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
     ),
     (
         "waits_for_signal",
-        task(S.DEFERRED, trigger=trig(signal=SignalFacts("a key", "ns", 3, 3, has_value=True))),
+        task(S.DEFERRED, trigger=trig(signal=SignalFacts("a key", "ns", 3, 3, "loss below 0.1"))),
         [ALIVE],
-        "under the key 'a key' in the namespace 'ns'",
+        "under the key 'a key' in the namespace 'ns', loss below 0.1, later than version 3",
         "`headgate signals send 'a key' VALUE --namespace ns` sends one",
     ),
     (

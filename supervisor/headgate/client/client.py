@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headgate.client.consumer import Consumer
 from headgate.client.signals import ClientSignals
-from headgate.client.waiting import wait_for_page
+from headgate.client.waiting import check_seconds, wait_for_page
 from headgate.store.consuming import reading
 from headgate.store.consuming.consumers import ConsumerVerbs
 from headgate.store.consuming.failures import MAX_DELIVERIES
@@ -68,8 +68,9 @@ class Client(ClientSignals):
 
         It ends after ``idle_s`` seconds without a new event, and never by itself if that is None. While it waits, it
         runs no statement except a look every few minutes: it is woken by the supervisor. On SQLite it also looks every
-        5 s whether anything was committed. Raises the errors of `events`.
+        5 s whether anything was committed. Raises the errors of `events`, and ValueError for an ``idle_s`` below 0.
         """
+        check_seconds("idle_s", idle_s)
         with self._database.reading() as tx:
             reading.check_cursor(tx, watcher, after)
         return self._follow(watcher, after, idle_s)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 from sqlalchemy import Connection, event
 
-from headgate.client.waiting import wait_for_page
+from headgate.client.waiting import check_seconds, wait_for_page
 from headgate.protocol import marks
 from headgate.store.consuming import failures, places, reading, set_aside
 from headgate.store.consuming.failures import Recorded
@@ -191,7 +191,9 @@ class Consumer:
         """Wait until there are events to hand over; return False if there are none within ``timeout_s`` seconds.
 
         It waits as `headgate.client.Client.follow` does. Another worker may be faster: the next batch may be empty.
+        Raises ValueError for a ``timeout_s`` below 0.
         """
+        check_seconds("timeout_s", timeout_s)
 
         def look() -> Page:
             with self._database.reading() as tx:

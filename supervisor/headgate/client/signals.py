@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
-from headgate.client.waiting import wait_for_page
+from headgate.client.waiting import check_seconds, wait_for_page
 from headgate.protocol.messages.signals import (
     AUTOMATIC,
     DEFAULT_NAMESPACE,
@@ -132,8 +132,7 @@ class ClientSignals:
         `ValueRefused`, and ValueError for an ``idle_s`` that is no time.
         """
         _check_texts(key=key, namespace=namespace)
-        if idle_s is not None:
-            _check_seconds("idle_s", idle_s)
+        check_seconds("idle_s", idle_s)
         reading.check_address(key, namespace)
         reading.check_version("after", after or 0)
         if after is None:
@@ -162,13 +161,6 @@ def _checked_run(run: object) -> tuple[str, str]:
     if isinstance(run, tuple) and len(run) == 2 and all(isinstance(name, str) for name in run):
         return run
     raise TypeError(f"run must be a tuple of a dag_id and a run_id, not {run!r:.100}")
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number of seconds, not {value!r:.100}")
-    if not value >= 0:  # NaN is not
-        raise ValueError(f"{name} must be 0 or more seconds, not {value!r:.100}")
 
 
 def automatic_dedup() -> str:

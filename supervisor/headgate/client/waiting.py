@@ -38,6 +38,16 @@ class Page(Protocol):
 Found = TypeVar("Found", bound=Page)
 
 
+def check_seconds(name: str, value: object) -> None:
+    """Raise TypeError or ValueError unless a value is a number of seconds, or None: without end."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r:.100}")
+    if not value >= 0:  # NaN is not
+        raise ValueError(f"{name} must be 0 or more seconds, not {value!r:.100}")
+
+
 def wait_for_page(
     database: Database, look: Callable[[], Found], timeout_s: float | None, news: News = "events"
 ) -> Found:

@@ -40,7 +40,7 @@ from headgate.protocol.messages.rules import (
     TaskRule,
     rule_name,
 )
-from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, Predicate
 from headgate.scheduling.states import TERMINAL
 
 # When a signal was sent, and its id, 0 for what is no signal; and the place of its rule among those of the task.
@@ -212,10 +212,12 @@ def rule_text(rule: Rule) -> str:
         return f"the times of {rule.cron!r} in {rule.timezone}"
     if isinstance(rule, TaskRule):
         return f"the end of {rule.task_id}" + ("" if rule.state is None else f" as {rule.state}")
-    predicate = rule.predicate
-    if predicate is None:
-        return key_text(rule)
+    return key_text(rule) if rule.predicate is None else f"{key_text(rule)}, {predicate_text(rule.predicate)}"
+
+
+def predicate_text(predicate: Predicate) -> str:
+    """Return a predicate as text: ``loss below 0.1``, or ``at_least 2`` if it is about the whole value."""
     of = f"{'.'.join(predicate.path)} " if predicate.path else ""
     operand = predicate.operand.decode(errors="replace")
     shown = operand if len(operand) <= _OPERAND_CHARS_SHOWN else f"{operand[:_OPERAND_CHARS_SHOWN]}..."
-    return f"{key_text(rule)}, {of}{predicate.test} {shown}"
+    return f"{of}{predicate.test} {shown}"

@@ -135,14 +135,15 @@ class StreamFacts(msgspec.Struct, frozen=True):
 class SignalFacts(msgspec.Struct, frozen=True):
     """The wait for a signal: its key, its namespace, the version up to which none fits, and the newest version.
 
-    ``replaced`` of the newest versions have the id of an event in place of its payload, which is too large.
+    ``predicate`` is the condition on its value, in words; "" if any value will do. ``replaced`` of the newest versions
+    have the id of an event in place of its payload, which is too large.
     """
 
     key: str
     namespace: str
     seen_version: int
     last_version: int
-    has_value: bool
+    predicate: str = ""
     replaced: int = 0
 
 

@@ -106,12 +106,12 @@ def _unowned(facts: TriggerFacts, supervisors: Sequence[Supervisor]) -> list[Fin
 
 def _waits_for_signal(signal: SignalFacts) -> Finding:
     where = "" if signal.namespace == DEFAULT_NAMESPACE else f" in the namespace {signal.namespace!r}"
-    of_value = " with a certain value" if signal.has_value else ""
-    text = f"it waits for a signal{of_value} under the key {signal.key!r}{where}, later than version"
+    of_value = f", {signal.predicate}" if signal.predicate else ""
+    text = f"it waits for a signal under the key {signal.key!r}{where}{of_value}, later than version"
     text = f"{text} {signal.seen_version:,}; the newest is {signal.last_version:,}{replaced_signals(signal.replaced)}"
     if signal.last_version > signal.seen_version:
         return Finding("signal_unseen", text, "a supervisor looks at it within seconds")
-    sends = send_command(signal.key, signal.namespace, has_value=signal.has_value)
+    sends = send_command(signal.key, signal.namespace, has_value=bool(signal.predicate))
     return Finding("waits_for_signal", text, f"{sends} sends one")
 
 

@@ -23,6 +23,8 @@ from headgate.supervisor.backoff import DatabaseRetry
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepReturned
 from headgate.supervisor.executors.deciders import Deciders
 from headgate.supervisor.logs.task_logs import TaskLogs
+from headgate.supervisor.metrics import catalogue
+from headgate.supervisor.metrics.figures import Figures
 from headgate.supervisor.queries import QueryHandler
 from headgate.supervisor.tasks.core import TaskCore, TaskTimes
 from headgate.supervisor.tasks.dag_files import DagFiles
@@ -189,6 +191,7 @@ class Scene:
         self.executor = FakeExecutor(workers)
         self.scheduler = QuietScheduler()
         self.logs = Logs()
+        self.figures = Figures()
         self.core = TaskCore(
             cast(Any, self.store),
             self.executor,
@@ -201,11 +204,17 @@ class Scene:
             times=TaskTimes(),
             retry=DatabaseRetry("tasks", 1.0, 10.0),
             step_times=step_times,
+            figures=self.figures,
         )
         self.tasks.plan()
 
     def step(self, now: float = 0.0) -> bool:
         return self.core.step(self.tasks.epoch, now)
+
+    def steps_ended(self, *outcomes: str) -> list[float]:
+        """Return how many steps have ended in each of these ways."""
+        counts = self.figures.counts()
+        return [counts[catalogue.STEPS_ENDED.name, (outcome,)] for outcome in outcomes]
 
     def begin(self, now: float = 0.0) -> str:
         """Have the first task run; return the token of its step."""

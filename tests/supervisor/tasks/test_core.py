@@ -207,6 +207,7 @@ def test_a_user_who_acts_on_a_running_task_ends_its_worker(scene: Scene, act: st
     assert [(level, event) for _, level, event, _ in scene.logs.said] == [
         ("info", "the task was ended by a user or a signal: its worker is ended")
     ]
+    assert scene.steps_ended("stopped", "lost") == [1, 0]
 
 
 def test_a_worker_that_is_lost_before_it_is_told_to_end_is_told_as_lost(scene: Scene) -> None:
@@ -216,6 +217,7 @@ def test_a_worker_that_is_lost_before_it_is_told_to_end_is_told_as_lost(scene: S
     scene.step(0.1)
     ((_, level, event, fields),) = scene.logs.said
     assert (level, event, fields["state"]) == ("error", "the worker was lost", "none")
+    assert scene.steps_ended("stopped", "lost") == [0, 1]
 
 
 def test_a_supervisor_that_has_ended_a_task_itself_ends_its_worker(scene: Scene) -> None:

@@ -14,6 +14,8 @@ import msgspec
 from sqlalchemy import ColumnElement, and_, false, func, not_, or_, select
 
 from headgate.protocol.messages.dags import DagSpec, TaskState
+from headgate.protocol.messages.rules import decode_predicate
+from headgate.scheduling.signal_rules import predicate_text
 from headgate.scheduling.why import (
     OWNED_COUNTED_MAX,
     Pool,
@@ -211,7 +213,9 @@ def _signal(tx: Tx, trigger_id: int) -> SignalFacts | None:
     if row is None:
         return None
     replaced = feeds.count_replaced(tx, row.key, row.namespace)
-    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, row.predicate is not None, replaced)
+    predicate = decode_predicate(row.predicate)
+    condition = "" if predicate is None else predicate_text(predicate)
+    return SignalFacts(row.key, row.namespace, row.seen_version, row.last_version, condition, replaced)
 
 
 def _struck(tx: Tx, row: Any) -> StruckMessage | None:

@@ -142,7 +142,7 @@ STEPS_RUNNING = _gauge("task_steps_running", "Steps that workers have, those beh
 STEPS_ENDED = _counter(
     "task_steps",
     "Steps whose end is stored.",
-    outcome=("succeeded", "skipped", "failed", "deferred", "handled", "lost", "returned"),
+    outcome=("succeeded", "skipped", "failed", "deferred", "handled", "lost", "stopped", "returned"),
 )
 STEP_SECONDS = _histogram("task_step_seconds", "How long steps ran in their workers.")
 TASKS_ADOPTED = _counter("tasks_adopted", "Tasks taken over from supervisors that have died.")

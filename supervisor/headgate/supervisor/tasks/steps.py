@@ -79,7 +79,7 @@ def kind_of(outcome: StepOutcome | WorkerLost | NotBegun) -> str:
     """Return the label of an outcome in `headgate.supervisor.metrics.catalogue.STEPS_ENDED`."""
     match outcome:
         case WorkerLost():
-            return "lost"
+            return "stopped" if is_taken_away(outcome) else "lost"
         case NotBegun():
             return "returned"
         case _:
