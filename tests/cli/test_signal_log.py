@@ -27,6 +27,8 @@ def test_a_signal_is_sent_listed_and_shown(call_database: Any) -> None:
     rows = call_database("signals", "list", "model", "--json").rows()
     assert [(row["version"], row["value"]) for row in rows] == [(1, {"auc": 0.93}), (2, "done")]
     assert rows[1]["dedup"] == "run-7"
+    listed = call_database("signals", "list", "model", "--wide").out
+    assert ("run-7" in listed, "auto:" in listed) == (True, False), "names that people have given, and no others"
     assert rows[0]["sender"].startswith("command of ")
     assert '{"auc":0.93}' in call_database("signals", "list", "model").out
     (shown,) = call_database("signals", "show", "model", "--json").rows()

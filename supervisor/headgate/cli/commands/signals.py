@@ -27,6 +27,7 @@ from headgate.cli.output import json_line, payload
 from headgate.cli.tables import Column, cell, fields, print_table
 from headgate.presentation.moments import exact
 from headgate.protocol.messages.signals import (
+    AUTOMATIC,
     DEFAULT_NAMESPACE,
     SIGNAL_BYTES_MAX,
     SIGNALS_PER_PAGE_MAX,
@@ -316,9 +317,13 @@ def _record(found: Signal) -> dict[str, Any]:
 
 
 def _text_record(found: Signal) -> dict[str, Any]:
-    """Return a signal for people, its value as JSON: that tells a text from a number, and null from nothing."""
+    """Return a signal for people, its value as JSON: that tells a text from a number, and null from nothing.
+
+    A dedup that the sender has not given means nothing to them.
+    """
     record = _record(found)
-    return record | {"value": json_line(record["value"])}
+    dedup = None if found.dedup.startswith(AUTOMATIC) else found.dedup
+    return record | {"value": json_line(record["value"]), "dedup": dedup}
 
 
 def _print_now(found: Signal, *, as_json: bool) -> None:
