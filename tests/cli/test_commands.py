@@ -22,6 +22,7 @@ from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
 from headgate.store.store import Store
+from headgate.supervisor.serve import this_process
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -85,6 +86,10 @@ def test_an_upgrade_under_supervisors_that_run_warns_of_them(call: Any, home: Pa
         store.release_triggerer(epoch)
         schema.downgrade(engine, "0036")
         assert call(*upgrade).err == ""
+        here = this_process()
+        register(store, pid=here.pid, machine=here.machine, process_started=here.process_started - 1)
+        schema.downgrade(engine, "0036")
+        assert call(*upgrade).err == "", "its process on this machine has ended"
 
 
 def test_a_database_without_tables_tells_what_to_run(call: Any, empty_database_url: str) -> None:
