@@ -282,6 +282,22 @@ def test_a_form_names_what_it_acts_on_as_it_is(users: dict[str, TestClient], etl
     assert "redis://u:***@host" in text
 
 
+def test_spaces_around_a_key_of_signals_count_only_if_there_is_such_a_key(
+    users: dict[str, TestClient], etl: Tasks
+) -> None:
+    client, signals = users["admin"], etl.store.signals
+
+    def versions() -> dict[str, int]:
+        return {row.key: row.last_version for row in signals.keys(limit=10)}
+
+    signals.send([NewSignal("model ", b"1", "a", "ada"), NewSignal("model", b"1", "b", "ada")])
+    assert act(client, "signals send", key="model ", value="2").status_code == 303
+    assert act(client, "signals send", key=" model", value="2").status_code == 303, "typed, and so there is no such key"
+    assert versions() == {"model ": 2, "model": 2}
+    assert act(client, "signals forget", key="model ", confirmed="1").status_code == 303
+    assert versions() == {"model": 2}
+
+
 def test_a_page_and_its_command_leave_the_same_row(users: dict[str, TestClient], etl: Tasks, query: Query) -> None:
     client, store = users["admin"], etl.store
     trigger_id = store.add_watcher("w", "a.B", {})
@@ -387,6 +403,18 @@ def test_a_viewer_may_follow_each_link_that_is_shown(users: dict[str, TestClient
     operators = users["operator"].get("/").text
     assert 'href="/audit"' in operators
     assert users["operator"].get("/search?q=news").headers["location"].startswith("/signals/")
+
+
+def test_an_act_of_an_older_page_on_what_has_ended_is_refused(users: dict[str, TestClient], etl: Tasks) -> None:
+    client, run = users["operator"], {"dag": "etl", "run": "r1"}
+    assert act(client, "runs cancel", **run).status_code == 303
+    acts: list[tuple[Action, dict[str, str], str]] = [
+        ("tasks mark-failed", {"task": "a"}, "a of run r1 of etl has ended already: failed"),
+        ("runs cancel", {}, "the run r1 of etl has ended already: failed"),
+    ]
+    for action, about, state in acts:
+        answer = act(client, action, **run, **about)
+        assert (answer.status_code, state in html.unescape(answer.text)) == (409, True), answer.text
 
 
 @pytest.mark.parametrize(

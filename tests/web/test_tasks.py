@@ -12,9 +12,11 @@ from starlette.testclient import TestClient
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
 
-from headgate.protocol.messages.dags import TaskSpec
+from headgate.protocol.messages.dags import DagSpec, SignalSchedule, TaskSpec
 from headgate.protocol.messages.maps import MapSpec, Values
+from headgate.protocol.messages.rules import SignalRule
 from headgate.scheduling.words import command
+from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
 from headgate.store.tables import task_instance
 from headgate.web.pages.overview import place_of
@@ -105,6 +107,19 @@ def test_a_dag_a_run_and_a_task_are_shown(page: Get, client: TestClient, etl: Ta
     assert "headgate tasks logs etl r1 b" in task
     for missing in ("/dags/no", "/dags/etl/runs/no", "/dags/etl/runs/r1/tasks/no", "/dags/etl/runs/r1/tasks/a[3]"):
         assert client.get(missing).status_code == 404, missing
+
+
+def test_a_run_says_for_which_signals_it_was_created(page: Get, etl: Tasks) -> None:
+    on_model = DagSpec("eval", SignalSchedule((SignalRule("model"),), "batch", 2), tasks=(TaskSpec("a", "Op"),))
+    etl.store.tasks.save_file(etl.epoch, "eval.py", [on_model])
+    etl.store.signals.send([NewSignal("model", b"1", f"d{number}", "ada") for number in (1, 2)])
+    while etl.store.scheduling.consider_signals(etl.epoch).has_more:
+        pass
+    etl.store.scheduling.create_event_runs(etl.epoch)
+    (run,) = etl.store.inspect.runs(dag="eval", limit=2)
+    shown = page(f"/dags/eval/runs/{run.run_id}")
+    assert "version 1 of model" in shown
+    assert "version 2 of model" in shown
 
 
 def test_a_run_whose_name_has_slashes_has_all_its_pages(page: Get, client: TestClient, etl: Tasks) -> None:

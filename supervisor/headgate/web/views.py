@@ -156,7 +156,7 @@ class View:
             raise BadRequest(f"{name} has a character that no name has")
         return value or None
 
-    def secret(self, name: str) -> str:
+    def exact(self, name: str) -> str:
         """Return a field of the form as it was written, with the spaces around it; "" if it is not there."""
         return self._form.get(name, "")
 

@@ -29,7 +29,7 @@ def login(view: View) -> Answer:
 
 def log_in(view: View) -> Answer:
     """Begin a session of a user, if this is the password."""
-    name, password = view.field("name") or "", view.secret("password")
+    name, password = view.field("name") or "", view.exact("password")
     found = view.site.sessions.log_in(name, password, view.address, _browser_of(view))
     if found is None:
         return _login_page(view, said="wrong", status=403)
@@ -99,11 +99,11 @@ def change_password(view: View) -> Answer:
     user = view.user
     if user.is_local or user.is_named:
         raise BadRequest("nobody who has logged in by a link or by a proxy has a password here")
-    new = view.secret("new")
-    if new != view.secret("again"):
+    new = view.exact("new")
+    if new != view.exact("again"):
         raise BadRequest("the new password was not written twice in the same way")
     access, browser = view.store.access, _browser_of(view)
-    is_done = access.change_password(user.name, view.secret("password"), new, view.address, browser, _session_of(view))
+    is_done = access.change_password(user.name, view.exact("password"), new, view.address, browser, _session_of(view))
     return RedirectResponse(path("account", said="changed" if is_done else "wrong"), status_code=303)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal
 from uuid import uuid4
@@ -24,7 +25,7 @@ from headgate.scheduling.drift import worst_first
 from headgate.scheduling.words import counted
 from headgate.store.access.acts import Tried
 from headgate.store.access.audit import Action, Written
-from headgate.store.errors import LetterResolved, StoreError
+from headgate.store.errors import LetterResolved, NoSuchRow, StoreError
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.ids import LetterState
 from headgate.store.inspect.letters import UNRESOLVED, LetterCount, LetterFilter
@@ -95,6 +96,8 @@ def trigger_dag(view: View) -> Answer:
 def cancel_run(view: View) -> Answer:
     """End a run and its unfinished tasks as failed."""
     line = view.store.inspect.run(view.given("dag"), view.given("run")).line
+    if line.ended_at is not None:
+        raise StoreError(f"the run {line.run_id} of {line.dag} has ended already: {line.state}")
     _repeat(lambda: view.store.tasks.cancel_run(line.id).is_ended)
     return done(view, "dags", line.dag, "runs", line.run_id)
 
@@ -186,10 +189,21 @@ def _mark(view: View, mark: Mark) -> Answer:
 
     store, dag = view.store, view.given("dag")
     found = store.inspect.find_task(dag, view.given("run"), view.given("task").removesuffix("[]"))
+    marked = 0
     if found.map_index < 0 and store.inspect.task(found).line.is_map:
-        _repeat(lambda: store.tasks.mark_map(found.dag_run_id, every_instance(found.task_id), mark).is_ended)
+
+        def mark_some() -> bool:
+            nonlocal marked
+            ended = store.tasks.mark_map(found.dag_run_id, every_instance(found.task_id), mark)
+            marked += ended.tasks
+            return ended.is_ended
+
+        _repeat(mark_some)
     else:
-        store.tasks.mark(found.id, mark)
+        marked = store.tasks.mark(found.id, mark)
+    if not marked:  # the page that had the button was older
+        state = store.inspect.task(found).line.state
+        raise StoreError(f"{found.name} of run {found.run_id} of {dag} has ended already: {state.value}")
     return done(view, "dags", dag, "runs", found.run_id, "tasks", found.name.removesuffix("[]"))
 
 
@@ -292,9 +306,20 @@ def delete_pool(view: View) -> Answer:
 # --- signals -------------------------------------------------------------------------------------
 
 
+def _address(view: View) -> tuple[str, str]:
+    """Return a key and its namespace. Spaces around them count if there is such a key, or else are typing errors."""
+    key, namespace = view.given("key"), view.field("namespace") or DEFAULT_NAMESPACE
+    exact = view.exact("key"), view.exact("namespace") or DEFAULT_NAMESPACE
+    if exact != (key, namespace):
+        with suppress(NoSuchRow):
+            view.store.signals.key(*exact)
+            return exact
+    return key, namespace
+
+
 def send_signal(view: View) -> Answer:
     """Send a signal: it gets the next version of its key."""
-    key, namespace = view.given("key"), view.field("namespace") or DEFAULT_NAMESPACE
+    key, namespace = _address(view)
     value = _encoded(view.field("value") or "null", "value", SIGNAL_BYTES_MAX)
     said = SignalSend(key, value, f"{AUTOMATIC}{uuid4().hex}", namespace)
     view.store.signals.send([NewSignal.of(said, f"page of {view.user.name}", None)])
@@ -303,7 +328,7 @@ def send_signal(view: View) -> Answer:
 
 def forget_signal(view: View) -> Answer:
     """Delete a key with all its versions, once that is confirmed."""
-    key, namespace = view.given("key"), view.field("namespace") or DEFAULT_NAMESPACE
+    key, namespace = _address(view)
     if not view.is_confirmed:
         lines = ["All its versions are deleted.", "They begin with 1 if it is used again."]
         return view.confirm("signals forget", f"Forget the key {key} of {namespace}?", lines, "Forget it")

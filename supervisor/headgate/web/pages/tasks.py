@@ -45,6 +45,7 @@ def run(view: View) -> Answer:
     """Show a run: what it was made for, and its tasks in their order."""
     dag, run_id = view.part("dag"), view.part("run")
     detail = view.inspect.run(dag, run_id)
+    signals = view.inspect.run_signals(detail.line.id)
     line, sees_payloads = detail.line, view.may("operator")
     found = view.inspect.tasks(dag=dag, run_id=line.run_id, beyond_id=view.number("beyond"), limit=ROWS_PER_PAGE + 1)
     tasks, next_beyond = cut(found)
@@ -59,6 +60,11 @@ def run(view: View) -> Answer:
             ("ended", line.ended_at),
             ("took", Took(line.started_at, line.ended_at) if line.started_at else None),
             ("events", [Link(path("events", id_), f"{id_} of {name}") for id_, name, _ in detail.events] or None),
+            (
+                "signals",
+                [Link(path("search", q=key), f"version {version:,} of {key}") for _, key, version, _ in signals]
+                or None,
+            ),
         ),
         "conf": detail.conf if sees_payloads else None,
         "hides_conf": detail.conf is not None and not sees_payloads,
