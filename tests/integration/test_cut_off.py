@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url, text
-from tests.brokers.servers.absent import skip_or_fail
+from tests.brokers.servers.nats import own_nats
 from tests.integration.conftest import StartPair
 from tests.integration.pair import stored
 from tests.waiting import wait_until
 
 from headgate.store.store import Store
 from headgate.supervisor.commands import EXIT_CUT_OFF
-from headgate.testing.brokers import nats_station
 from headgate.testing.brokers.nats_station import NatsStation
 from headgate.testing.brokers.reading import names
 
@@ -27,15 +26,9 @@ pytestmark = pytest.mark.campaign
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[NatsStation]:
-    if (path := nats_station.find_server()) is None:
-        skip_or_fail("this machine has no server of NATS")
     (tmp_path / "broker").mkdir()
-    broker = NatsStation(tmp_path / "broker", path)
-    try:
-        broker.create()
+    with own_nats(tmp_path / "broker") as broker:
         yield broker
-    finally:
-        broker.close()
 
 
 @pytest.fixture

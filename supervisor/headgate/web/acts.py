@@ -180,6 +180,6 @@ def of_signals(key: str = "", namespace: str = DEFAULT_NAMESPACE, *, is_known: b
     if not is_known:
         names = (Field("key", "Key"), Field("namespace", "Namespace", namespace))
         return (Act("signals send", "Send a signal", {}, (*names, value)),)
-    about = {"key": key, "namespace": namespace}
+    about = {"key": key, "namespace": namespace, "is_known": "yes"}
     forget = Act("signals forget", "Forget it with all versions ...", about)
     return (Act("signals send", "Send the next version", about, (value,)), forget)

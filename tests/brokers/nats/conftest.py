@@ -6,20 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.brokers.servers.absent import skip_or_fail
+from tests.brokers.servers.nats import own_nats
 
-from headgate.testing.brokers.nats_station import NatsStation, find_server
+from headgate.testing.brokers.nats_station import NatsStation
 
 
 @pytest.fixture
 def station(tmp_path: Path) -> Iterator[NatsStation]:
-    """A server of the test's own; where there is none the tests skip, but never where ``CI`` is set."""
-    path = find_server()
-    if path is None:
-        skip_or_fail("this machine has no nats-server")
-    station = NatsStation(tmp_path, path)
-    try:
-        station.create()
+    """A server of the test's own."""
+    with own_nats(tmp_path) as station:
         yield station
-    finally:
-        station.close()

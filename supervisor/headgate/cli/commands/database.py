@@ -17,8 +17,6 @@ from headgate.scheduling.words import some, span
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from headgate.store.inspect.why_facts import Liveness
-
 RUNNING_TOLD_MAX = 5
 app = typer.Typer(help="The database: make, upgrade or clean its tables.", no_args_is_help=True)
 
@@ -37,14 +35,14 @@ def upgrade(ctx: typer.Context) -> None:
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = open_engine(settings.database_url)
     try:
-        upgrade_tables(engine, liveness_here(settings.lease_silence_max_s))
+        upgrade_tables(engine, settings.lease_silence_max_s)
         open_secrets(engine, settings.home, settings.fernet_keys, makes_file=True)
         print(f"{database_name(engine)} is at revision {schema.current_revision(engine)}")
     finally:
         engine.dispose()
 
 
-def upgrade_tables(engine: Engine, liveness: Liveness) -> None:
+def upgrade_tables(engine: Engine, silence_max_s: float) -> None:
     """Bring the tables up to date, and warn of supervisors that seem to run on them: they are of another version."""
     from headgate.store.db import schema
     from headgate.store.db.secrets import Secrets
@@ -58,6 +56,7 @@ def upgrade_tables(engine: Engine, liveness: Liveness) -> None:
     if before is None:
         return
     with Store(engine, secrets=Secrets.none()) as store:
+        liveness = liveness_here(silence_max_s)
         running = [row for row in store.live_triggerers() if state_of(row, liveness) == "alive"]
     if running:
         told = ", ".join(f"{row.id} on {row.hostname}" for row in running[:RUNNING_TOLD_MAX])

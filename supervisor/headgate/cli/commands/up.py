@@ -16,7 +16,6 @@ from typing import Annotated
 import typer
 
 from headgate.cli.commands.database import upgrade_tables
-from headgate.cli.commands.why import liveness_here
 from headgate.cli.invocation import CommandError, Invocation, invocation
 from headgate.protocol.startup import without_collections
 
@@ -66,7 +65,7 @@ def up(
     settings.make_folders()
     engine = open_engine(settings.database_url)
     try:
-        upgrade_tables(engine, liveness_here(settings.lease_silence_max_s))
+        upgrade_tables(engine, settings.lease_silence_max_s)
     finally:
         engine.dispose()
     with pages_beside(invocation(ctx)) if web else nullcontext():

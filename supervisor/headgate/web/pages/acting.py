@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal
 from uuid import uuid4
@@ -25,7 +24,7 @@ from headgate.scheduling.drift import worst_first
 from headgate.scheduling.words import counted
 from headgate.store.access.acts import Tried
 from headgate.store.access.audit import Action, Written
-from headgate.store.errors import LetterResolved, NoSuchRow, StoreError
+from headgate.store.errors import LetterResolved, StoreError
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.ids import LetterState
 from headgate.store.inspect.letters import UNRESOLVED, LetterCount, LetterFilter
@@ -307,14 +306,11 @@ def delete_pool(view: View) -> Answer:
 
 
 def _address(view: View) -> tuple[str, str]:
-    """Return a key and its namespace. Spaces around them count if there is such a key, or else are typing errors."""
-    key, namespace = view.given("key"), view.field("namespace") or DEFAULT_NAMESPACE
-    exact = view.exact("key"), view.exact("namespace") or DEFAULT_NAMESPACE
-    if exact != (key, namespace):
-        with suppress(NoSuchRow):
-            view.store.signals.key(*exact)
-            return exact
-    return key, namespace
+    """Return a key and its namespace, from a page of the key as they are: only what somebody types is stripped."""
+    key, namespace = view.given("key"), view.field("namespace")
+    if view.field("is_known") is not None:
+        key, namespace = view.exact("key"), view.exact("namespace")
+    return key, namespace or DEFAULT_NAMESPACE
 
 
 def send_signal(view: View) -> Answer:
