@@ -11,6 +11,7 @@ from typing import Literal
 from sqlalchemy import delete, select, update
 
 from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNALS_PER_PAGE_MAX, SentSignal
+from headgate.scheduling.states import TERMINAL
 from headgate.store.access import acts
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting, reading
@@ -161,11 +162,12 @@ class SignalVerbs(Verbs):
         return signal_log.waiting(tx, key, namespace, limit)
 
     @acting
-    def ask(self, tx: Tx, instance: TaskInstanceId, action: Literal["START", "RESTART", "STOP"]) -> None:
+    def ask(self, tx: Tx, instance: TaskInstanceId, action: Literal["START", "RESTART", "STOP"]) -> bool:
         """Have a task start, restart or stop, as a signal would (`headgate.scheduling.signal_rules`).
 
-        A scheduler does it when it evaluates the run; one that has ended goes on, unless the task is to stop. Raises
-        `NoSuchRow`, and `ValueRefused` for a mapped task, one that its DAG has no more, and a run that is to end.
+        A scheduler does it when it evaluates the run; one that has ended goes on, unless the task is to stop. Return
+        False if there is nothing to stop: the task has ended, and none of its rules is met. Raises `NoSuchRow`, and
+        `ValueRefused` for a mapped task, one that its DAG has no more, and a run that is to end.
         """
         tx.notify()
         of_task = (
@@ -184,19 +186,21 @@ class SignalVerbs(Verbs):
             raise ValueRefused(f"the task {row.task_id!r} is not in its DAG any more")
         if row.map_index >= 0 or specs[row.task_id].map is not None:
             raise ValueRefused(f"the task {row.task_id!r} is mapped: `headgate tasks clear` begins its instances again")
-        acts.asked(tx, instance, action)
         # The run does not end any more: who ends it has not seen what is asked for.
         of_run = select(dag_run.c.ended_at, dag_run.c.is_ending).where(dag_run.c.id == row.dag_run_id)
         run = tx.connection.execute(of_run.with_for_update(key_share=True)).first()
         if run is None:
             raise NoSuchRow("run", str(row.dag_run_id))
-        if run.ended_at is not None and action == "STOP":
-            return
+        moves = action != "STOP" or (run.ended_at is None and not _is_over(tx, instance))
+        acts.asked(tx, instance, action, changed=moves)
+        if not moves:
+            return False
         if run.ended_at is None and run.is_ending and action != "STOP":
             raise ValueRefused("the run is to end: nothing of it starts any more")
         subscriptions.ask(tx, row.dag_run_id, instance, action)
         if run.ended_at is not None:
             dags.reopen(tx, row.dag_run_id)
+        return True
 
     @acting
     def end_run(self, tx: Tx, run: DagRunId) -> bool:
@@ -269,3 +273,9 @@ def _tell_sent(tx: Tx, signals: Sequence[NewSignal], sent: Sequence[SentSignal])
         tx.act_nothing()
     for new, one in zip(signals, sent, strict=True):
         tx.act("signals send", f"signal {new.namespace} {new.key}", after={"version": one.version}, changed=one.is_new)
+
+
+def _is_over(tx: Tx, instance: TaskInstanceId) -> bool:
+    """Return whether a task has ended, and nothing that is met starts it again."""
+    state = select(task_instance.c.state).where(task_instance.c.id == instance)
+    return tx.connection.execute(state).scalar_one() in TERMINAL and not subscriptions.is_met(tx, instance)

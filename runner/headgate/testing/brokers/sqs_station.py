@@ -55,7 +55,13 @@ class MotoServer(ServerProcess):
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         # Nobody is asked for a signature until there are users.
-        command = ["env", "INITIAL_NO_AUTH_ACTION_COUNT=1000", sys.executable, "-m", "moto.server"]
+        command = [
+            "env",
+            "INITIAL_NO_AUTH_ACTION_COUNT=1000",
+            sys.executable,
+            "-m",
+            "headgate.testing.brokers.moto_server",
+        ]
         command += ["-H", "127.0.0.1", "-p", str(self.port)]
         super().__init__(command, port=self.port, log_path=folder / "moto.log")
         self.me = self.reads = Key("", "")

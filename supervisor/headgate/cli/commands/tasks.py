@@ -234,11 +234,11 @@ def _ask(ctx: typer.Context, dag: str, run: str, task: str, action: Literal["STA
             raise CommandError(f"{task} are instances of a mapped task: `headgate tasks clear` begins them again")
         before = store.inspect.task(first).line.state
         line, spec = store.inspect.dag(dag)
-        store.signals.ask(first.id, action)
+        moves = store.signals.ask(first.id, action)
         below: list[str] = []
         if spec is not None and action != "STOP" and before in TERMINAL:
             below = _upstream_failed_below(store, spec, first)
-    if action == "STOP" and before in TERMINAL:  # it was asked for all the same: a start that waits is taken back
+    if not moves:
         print(f"{task} of run {first.run_id} of {dag} has ended already: {before.value}")
         return
     to = {"START": "start", "RESTART": "restart", "STOP": "stop"}[action]

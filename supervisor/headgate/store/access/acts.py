@@ -67,10 +67,10 @@ def name_of_task(tx: Tx, instance: TaskInstanceId) -> str:
     return f"task {name_of_run(tx, row.dag_run_id).removeprefix('run ')} {name}"
 
 
-def asked(tx: Tx, instance: TaskInstanceId, action: Literal["START", "RESTART", "STOP"]) -> None:
-    """Tell that a user wants a task to start, restart or stop."""
+def asked(tx: Tx, instance: TaskInstanceId, action: Literal["START", "RESTART", "STOP"], *, changed: bool) -> None:
+    """Tell that a user wants a task to start, restart or stop; not ``changed``: it had ended."""
     actions: dict[str, Action] = {"START": "tasks start", "RESTART": "tasks restart", "STOP": "tasks stop"}
-    tx.act(actions[action], task_name(tx, instance))
+    tx.act(actions[action], task_name(tx, instance), changed=changed)
 
 
 def marked(tx: Tx, instance: TaskInstanceId, mark: str, before: TaskState, *, is_marked: bool) -> None:

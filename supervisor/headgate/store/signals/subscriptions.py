@@ -117,6 +117,11 @@ def lock(tx: Tx, instance: TaskInstanceId) -> list[RuleRow] | None:
     return rows if len(rows) == len(_OF_TASK.run(tx.connection, of_task=instance).fetchall()) else None
 
 
+def is_met(tx: Tx, instance: TaskInstanceId) -> bool:
+    """Return whether a rule of a task is met, and has done nothing yet."""
+    return any(row.met_version is not None for row in _OF_TASK.run(tx.connection, of_task=instance).fetchall())
+
+
 def _row(tx: Tx, found: Sequence[Any]) -> RuleRow:
     row = RuleRow._make(found)
     if row.stop_at is not None:

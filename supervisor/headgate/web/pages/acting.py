@@ -28,6 +28,7 @@ from headgate.store.errors import LetterResolved, StoreError
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.ids import LetterState
 from headgate.store.inspect.letters import UNRESOLVED, LetterCount, LetterFilter
+from headgate.store.inspect.runs import RunLine, TaskLine
 from headgate.store.letters import LETTERS
 from headgate.store.signals.sending import NewSignal
 from headgate.store.store import Store
@@ -47,6 +48,12 @@ FINDINGS_TOLD_MAX = 20
 def done(view: View, *parts: str | int, **query: str | int | None) -> Answer:
     """Return to a page, which says what was done."""
     return RedirectResponse(path(*parts, **query, act=view.store.database.last_act), status_code=303)
+
+
+def _ended(line: RunLine | TaskLine) -> StoreError:
+    """Return the refusal of an act on what has ended: the page that had the button was older."""
+    what = f"{line.name} of run {line.run_id}" if isinstance(line, TaskLine) else f"the run {line.run_id}"
+    return StoreError(f"{what} of {line.dag} has ended already: {line.state}")
 
 
 def _encoded(text: str, name: str, bytes_max: int, *, is_object: bool = False) -> bytes:
@@ -96,7 +103,7 @@ def cancel_run(view: View) -> Answer:
     """End a run and its unfinished tasks as failed."""
     line = view.store.inspect.run(view.given("dag"), view.given("run")).line
     if line.ended_at is not None:
-        raise StoreError(f"the run {line.run_id} of {line.dag} has ended already: {line.state}")
+        raise _ended(line)
     _repeat(lambda: view.store.tasks.cancel_run(line.id).is_ended)
     return done(view, "dags", line.dag, "runs", line.run_id)
 
@@ -104,7 +111,8 @@ def cancel_run(view: View) -> Answer:
 def end_run(view: View) -> Answer:
     """Have signals start nothing more in a run."""
     line = view.store.inspect.run(view.given("dag"), view.given("run")).line
-    view.store.signals.end_run(line.id)
+    if not view.store.signals.end_run(line.id):
+        raise _ended(line)
     return done(view, "dags", line.dag, "runs", line.run_id)
 
 
@@ -179,7 +187,8 @@ def stop(view: View) -> Answer:
 
 def _ask(view: View, move: Literal["START", "RESTART", "STOP"]) -> Answer:
     found = view.store.inspect.find_task(view.given("dag"), view.given("run"), view.given("task").removesuffix("[]"))
-    view.store.signals.ask(found.id, move)
+    if not view.store.signals.ask(found.id, move):
+        raise _ended(view.store.inspect.task(found).line)
     return done(view, "dags", found.dag, "runs", found.run_id, "tasks", found.name.removesuffix("[]"))
 
 
@@ -200,9 +209,8 @@ def _mark(view: View, mark: Mark) -> Answer:
         _repeat(mark_some)
     else:
         marked = store.tasks.mark(found.id, mark)
-    if not marked:  # the page that had the button was older
-        state = store.inspect.task(found).line.state
-        raise StoreError(f"{found.name} of run {found.run_id} of {dag} has ended already: {state.value}")
+    if not marked:
+        raise _ended(store.inspect.task(found).line)
     return done(view, "dags", dag, "runs", found.run_id, "tasks", found.name.removesuffix("[]"))
 
 
