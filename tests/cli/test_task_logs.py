@@ -82,10 +82,14 @@ def test_a_try_without_a_log_is_an_error(call_database: Any, etl: Tasks, home: P
 
 
 def test_a_task_without_a_log_says_where_it_was_looked_for(call_database: Any, etl: Tasks, home: Path) -> None:
+    etl.plan()
+    unbegun = call_database("tasks", "logs", "etl", "r1", "a")
+    assert (unbegun.code, unbegun.err) == (1, "headgate: there is no log of a: it has not begun yet\n")
+    etl.dispatch()
     called = call_database("tasks", "logs", "etl", "r1", "a")
 
     assert (called.code, called.out) == (1, "")
-    assert f"there is no log of a in {home / 'logs'}; the task is none" in called.err
+    assert f"there is no log of a in {home / 'logs'}; the task is running. Logs are on the machines" in called.err
     assert "did you mean a?" in call_database("tasks", "logs", "etl", "r1", "aa").err
 
 

@@ -406,16 +406,22 @@ def test_a_viewer_may_follow_each_link_that_is_shown(users: dict[str, TestClient
     assert users["operator"].get("/search?q=news").headers["location"].startswith("/signals/")
 
 
-def test_an_act_of_an_older_page_on_what_has_ended_is_refused(users: dict[str, TestClient], etl: Tasks) -> None:
+def test_an_act_of_an_older_page_on_what_has_ended_is_refused(
+    users: dict[str, TestClient], etl: Tasks, query: Query
+) -> None:
     client, run = users["operator"], {"dag": "etl", "run": "r1"}
     assert act(client, "runs cancel", **run).status_code == 303
     acts: list[tuple[Action, dict[str, str], str]] = [
         ("tasks mark-failed", {"task": "a"}, "a of run r1 of etl has ended already: failed"),
+        ("tasks stop", {"task": "a"}, "a of run r1 of etl has ended already: failed"),
         ("runs cancel", {}, "the run r1 of etl has ended already: failed"),
+        ("runs end", {}, "the run r1 of etl has ended already: failed"),
     ]
     for action, about, state in acts:
         answer = act(client, action, **run, **about)
         assert (answer.status_code, state in html.unescape(answer.text)) == (409, True), answer.text
+    (stop,) = query("SELECT outcome FROM audit WHERE action = 'tasks stop'")
+    assert stop["outcome"] == "unchanged"
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,8 @@ def test_what_cannot_be_asked(client: TestClient) -> None:
 
 
 def test_methods_that_a_page_does_not_have(client: TestClient) -> None:
-    assert client.post("/runs", headers={"sec-fetch-site": "same-origin"}).status_code == 405
+    answer = client.post("/runs", headers={"sec-fetch-site": "same-origin"})
+    assert (answer.status_code, set(answer.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
     assert client.head("/runs").status_code == 200
 
 

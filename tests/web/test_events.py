@@ -18,7 +18,7 @@ from headgate.store.facts.supervisor_status import SupervisorStatus, encode_stat
 from headgate.store.ids import Epoch
 from headgate.store.signals import waits
 from headgate.store.store import Store
-from headgate.store.tables import consumer, trigger
+from headgate.store.tables import consumer, dead_letter, trigger
 
 Get = Callable[..., str]
 HOSTILE = "<script>alert(1)</script>"
@@ -124,6 +124,21 @@ def test_a_payload_with_a_masked_password_is_not_edited_in_a_form(
     text = page(f"/dead-letters/{row['id']}")
     assert "s3cret" not in text
     assert ("<textarea" in text) == is_edited, "its form would store the mask in place of the password"
+
+
+@pytest.mark.parametrize(("content", "redrives"), [("undecoded", False), ("message", True)])
+def test_what_no_producer_could_decode_is_not_redriven_as_it_is(
+    page: Get, client: TestClient, store: Store, epoch: Epoch, content: str, redrives: bool
+) -> None:
+    (trigger_id,) = add(store, "orders")
+    store.claim_triggers(epoch, limit=10, queues=("default",))
+    store.dead_letter_event(epoch, FiredEvent(trigger_id, "run", 1, 0, b'"x"', "k"), "refused")
+    with store.database.writing() as tx:
+        tx.connection.execute(update(dead_letter).values(content=content))
+    (row,) = client.get("/dead-letters.json").json()["rows"]
+    assert (">Redrive<" in page(f"/dead-letters/{row['id']}")) == redrives
+    store.letters.edit(row["id"], b'"y"', by="ada", note="")
+    assert ">Redrive<" in page(f"/dead-letters/{row['id']}")
 
 
 def test_the_list_of_supervisors_says_how_their_runners_end(client: TestClient, store: Store, epoch: Epoch) -> None:

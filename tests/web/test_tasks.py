@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Text, cast, update
 from starlette.testclient import TestClient
 from tests.store.harness import Query
-from tests.supervisor.tasks_harness import Tasks
+from tests.supervisor.tasks_harness import Tasks, instance_of
 
 from headgate.protocol.messages.dags import DagSpec, SignalSchedule, TaskSpec
 from headgate.protocol.messages.maps import MapSpec, Values
@@ -104,7 +104,11 @@ def test_a_dag_a_run_and_a_task_are_shown(page: Get, client: TestClient, etl: Ta
     task = page("/dags/etl/runs/r1/tasks/b")
     assert 'aria-label="Why"' in task
     assert '<a href="/dags/etl/runs/r1/tasks/a" class="short">a (' in task, "what it waits for"
-    assert "headgate tasks logs etl r1 b" in task
+    assert "There is no log of it: it has not begun yet." in task
+    etl.store.tasks.mark(instance_of(etl.store, etl.run, "b"), "failed")
+    assert "There is no log of it: it has ended without having begun." in page("/dags/etl/runs/r1/tasks/b")
+    etl.dispatch()
+    assert "headgate tasks logs etl r1 a" in page("/dags/etl/runs/r1/tasks/a")
     for missing in ("/dags/no", "/dags/etl/runs/no", "/dags/etl/runs/r1/tasks/no", "/dags/etl/runs/r1/tasks/a[3]"):
         assert client.get(missing).status_code == 404, missing
 

@@ -166,8 +166,8 @@ class SignalVerbs(Verbs):
         """Have a task start, restart or stop, as a signal would (`headgate.scheduling.signal_rules`).
 
         A scheduler does it when it evaluates the run; one that has ended goes on, unless the task is to stop. Return
-        False if there is nothing to stop: the task has ended, and none of its rules is met. Raises `NoSuchRow`, and
-        `ValueRefused` for a mapped task, one that its DAG has no more, and a run that is to end.
+        False if there is nothing to stop: the task has ended, and nothing may start it by what was sent before. Raises
+        `NoSuchRow`, and `ValueRefused` for a mapped task, one that its DAG has no more, and a run that is to end.
         """
         tx.notify()
         of_task = (
@@ -193,14 +193,14 @@ class SignalVerbs(Verbs):
             raise NoSuchRow("run", str(row.dag_run_id))
         moves = action != "STOP" or (run.ended_at is None and not _is_over(tx, instance))
         acts.asked(tx, instance, action, changed=moves)
-        if not moves:
+        if run.ended_at is not None and action == "STOP":
             return False
         if run.ended_at is None and run.is_ending and action != "STOP":
             raise ValueRefused("the run is to end: nothing of it starts any more")
         subscriptions.ask(tx, row.dag_run_id, instance, action)
         if run.ended_at is not None:
             dags.reopen(tx, row.dag_run_id)
-        return True
+        return moves
 
     @acting
     def end_run(self, tx: Tx, run: DagRunId) -> bool:
@@ -276,6 +276,6 @@ def _tell_sent(tx: Tx, signals: Sequence[NewSignal], sent: Sequence[SentSignal])
 
 
 def _is_over(tx: Tx, instance: TaskInstanceId) -> bool:
-    """Return whether a task has ended, and nothing that is met starts it again."""
+    """Return whether a task has ended, and no signal and no user that came before this may still start it."""
     state = select(task_instance.c.state).where(task_instance.c.id == instance)
-    return tx.connection.execute(state).scalar_one() in TERMINAL and not subscriptions.is_met(tx, instance)
+    return tx.connection.execute(state).scalar_one() in TERMINAL and not subscriptions.may_move(tx, instance)

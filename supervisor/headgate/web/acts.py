@@ -144,15 +144,20 @@ def of_stream(stream_id: int, *, has_drifted: bool) -> tuple[Act, ...]:
     return (ask, accept) if has_drifted else (ask,)
 
 
-def of_letter(letter_id: int, state: str, payload: str | None) -> tuple[Act, ...]:
-    """Return the acts on a dead letter in a state; ``payload`` is the text to begin an edit with, None: without one."""
+def of_letter(letter_id: int, state: str, payload: str | None, *, is_message: bool) -> tuple[Act, ...]:
+    """Return the acts on a dead letter in a state; ``payload`` is the text to begin an edit with, None: without one.
+
+    What no producer could decode, and nobody has edited, is no message (``is_message``), and not redriven.
+    """
     redrive = Act("dlq redrive", "Redrive", {"letter": letter_id}, (NOTE,))
     discard = Act("dlq discard", "Discard", {"letter": letter_id}, (NOTE,))
     edit: tuple[Act, ...] = ()
     if payload is not None:
         new = Field("payload", "Payload, as JSON", payload, is_long=True)
         edit = (Act("dlq edit", "Edit what a redrive stores", {"letter": letter_id}, (new, NOTE)),)
-    return {"open": (redrive, discard, *edit), "redriving": (redrive, discard), "at_broker": (discard,)}.get(state, ())
+    redrives = (redrive,) if is_message else ()
+    by_state = {"open": (*redrives, discard, *edit), "redriving": (redrive, discard), "at_broker": (discard,)}
+    return by_state.get(state, ())
 
 
 def of_letters(which: Mapping[str, str], state: str) -> tuple[Act, ...]:

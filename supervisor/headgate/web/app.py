@@ -205,7 +205,9 @@ class _Pages:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
             return self._error(request, 404, "There is no such page", f"Nothing is at {request.url.path}.")
-        return self._error(request, error.status_code, "This cannot be done", str(error.detail))
+        answer = self._error(request, error.status_code, "This cannot be done", str(error.detail))
+        answer.headers.update(error.headers or {})  # which methods there are
+        return answer
 
     # --- answers ---
 

@@ -59,6 +59,22 @@ def test_a_lost_worker_moves_an_endless_task_with_longer_and_longer_waits(open_s
     assert tasks.lose(token) == MOVE_WAIT_S, "it ran well"
 
 
+def test_why_tells_of_lost_workers_until_an_endless_task_runs_well(open_store: OpenStore, query: Query) -> None:
+    tasks = Endless(open_store, query)
+
+    def told() -> str:
+        return dict(tasks.store.inspect.why_task(tasks.store.inspect.find_task("etl", "r1", "job")).facts)["endless"]
+
+    assert told() == "yes"
+    in_s = tasks.lose(tasks.begin())
+    assert in_s is not None
+    tasks.clock.advance(in_s)
+    tasks.begin()
+    assert told() == "yes; workers lost in a row: 1"
+    tasks.clock.advance(HEALTHY_S)
+    assert told() == "yes"
+
+
 def test_one_that_its_supervisor_ends_as_it_leaves_begins_at_once(open_store: OpenStore, query: Query) -> None:
     tasks = Endless(open_store, query)
     assert tasks.lose(tasks.begin(), is_blameless=True) is None

@@ -306,6 +306,19 @@ def test_one_transaction_reads_a_limited_number_of_bytes(
     assert {jobs.state(f"job{at}") for at in range(5)} == {S.SCHEDULED}
 
 
+def test_a_stop_says_whether_there_is_anything_to_stop(store: Store, query: Query) -> None:
+    jobs = Jobs(store, query, ruled(GO), PLAIN)
+    plain = jobs.id("plain")
+    assert store.signals.ask(plain, "STOP")
+    jobs.settle()
+    assert jobs.state("plain") is S.SKIPPED
+    assert not store.signals.ask(plain, "STOP")
+    assert store.signals.ask(plain, "START")
+    assert store.signals.ask(plain, "STOP"), "it takes the start back"
+    jobs.settle()
+    assert jobs.state("plain") is S.SKIPPED
+
+
 @pytest.mark.parametrize("action", ["START", "RESTART"])
 def test_a_task_that_begins_in_a_run_that_is_to_end_does_not_start_once_more_by_what_a_user_had_asked(
     store: Store, query: Query, action: Literal["START", "RESTART"]

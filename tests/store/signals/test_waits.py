@@ -69,6 +69,15 @@ def waits(store: Store, query: Query) -> Waits:
     return Waits(store, query)
 
 
+def test_a_task_that_waits_in_the_database_has_no_log(waits: Waits) -> None:
+    def no_log() -> str | None:
+        return waits.store.inspect.task(waits.store.inspect.find_task("etl", "r1", "wait")).no_log
+
+    assert no_log() == "it waits for its signal in the database: nothing runs that could write a log"
+    waits.store.tasks.mark(instance_of(waits.store, waits.tasks.run, "wait"), "success")
+    assert no_log() is not None
+
+
 def test_a_signal_ends_the_task_that_waits_and_its_value_is_the_tasks(waits: Waits) -> None:
     assert waits.states() == {"wait": S.DEFERRED}
     assert waits.consider() == 0

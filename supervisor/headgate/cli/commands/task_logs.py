@@ -74,10 +74,10 @@ def logs(
 def _missing(store: Store, ref: TaskRef, folder: Path, tries: list[int], try_number: int | None) -> str | None:
     """Return why there is nothing to print of a task; None if there is something."""
     if not tries:
-        line = store.inspect.task(ref).line
-        if line.is_map:
-            return f"a mapped task has the logs of its instances: name one of them, such as {ref.task_id}[0]"
-        missing = f"there is no log of {ref.name} in {folder}; the task is {line.state.value}"
+        detail = store.inspect.task(ref)
+        if detail.no_log is not None:
+            return f"there is no log of {ref.name}: {detail.no_log}"
+        missing = f"there is no log of {ref.name} in {folder}; the task is {detail.line.state.value}"
         return f"{missing}. Logs are on the machines that ran it, unless log_folder is shared"
     if try_number is not None and try_number not in tries:
         found = ", ".join(map(str, tries))

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Label, and_, func, null, select
 
 from headgate.protocol.messages.dags import TaskSpec, TaskState
 from headgate.scheduling import map_states
+from headgate.scheduling.states import TERMINAL
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
 from headgate.store.errors import NoSuchInstance, NoSuchRow, SpecUnreadable
@@ -111,7 +112,10 @@ class TaskLine(msgspec.Struct, frozen=True):
 
 
 class TaskDetail(msgspec.Struct, frozen=True):
-    """All details of a task. ``upstream`` and ``trigger_rule`` are None if its DAG no longer has it."""
+    """All details of a task. ``upstream`` and ``trigger_rule`` are None if its DAG no longer has it.
+
+    ``waits_in_database``: it waits for a signal with neither a worker nor a trigger, so that nothing writes a log.
+    """
 
     line: TaskLine
     operator: str | None
@@ -124,6 +128,23 @@ class TaskDetail(msgspec.Struct, frozen=True):
     scheduled_at: datetime | None
     deadline: datetime | None
     xcoms: dict[str, bytes]
+    waits_in_database: bool = False
+
+    @property
+    def no_log(self) -> str | None:
+        """Why nothing can have written a log of it; None if what has run it may have."""
+        line = self.line
+        if line.is_map:
+            return f"a mapped task has the logs of its instances: name one of them, such as {line.task_id}[0]"
+        if line.try_number > 1:
+            return None
+        if self.waits_in_database and line.state in (TaskState.DEFERRED, TaskState.SUCCESS):
+            return "it waits for its signal in the database: nothing runs that could write a log"
+        if line.started_at is not None:
+            return None
+        if line.state in TERMINAL and line.try_number == 0:
+            return "it has ended without having begun"
+        return "it has not begun yet" if line.state in (TaskState.NONE, TaskState.SCHEDULED) else None
 
 
 class TaskRef(msgspec.Struct, frozen=True):
@@ -429,5 +450,6 @@ class RunInspection(Verbs):
             upstream=None if spec is None else {name: states.get(name) for name in spec.upstream},
             trigger_rule=None if spec is None else spec.trigger_rule,
             xcoms={key: bytes(value) for key, value in values},
+            waits_in_database=spec is not None and spec.start_trigger is not None and bool(spec.start_trigger.signal),
             **fields,
         )

@@ -117,9 +117,10 @@ def lock(tx: Tx, instance: TaskInstanceId) -> list[RuleRow] | None:
     return rows if len(rows) == len(_OF_TASK.run(tx.connection, of_task=instance).fetchall()) else None
 
 
-def is_met(tx: Tx, instance: TaskInstanceId) -> bool:
-    """Return whether a rule of a task is met, and has done nothing yet."""
-    return any(row.met_version is not None for row in _OF_TASK.run(tx.connection, of_task=instance).fetchall())
+def may_move(tx: Tx, instance: TaskInstanceId) -> bool:
+    """Return whether a rule of a task is met and has done nothing yet, or may be by what was sent already."""
+    may = or_(_W.met_version.is_not(None), _W.is_fresh, _W.asks)
+    return bool(tx.connection.execute(select(exists(ONE).where(_W.task_instance_id == instance, may))).scalar_one())
 
 
 def _row(tx: Tx, found: Sequence[Any]) -> RuleRow:

@@ -100,10 +100,11 @@ def letter(view: View) -> Answer:
     """Show a dead letter: its error, its payload, and what was done about it."""
     found = view.inspect.dead_letter(view.part_number("id"))
     row, kept = found.row, found.payload if found.edited_payload is None else found.edited_payload
+    is_message = row.content != "undecoded" or found.edited_payload is not None
     values = {
         "letter": found,
         "shows_payload": view.may("operator"),
-        "acts": view.acts(*acts.of_letter(row.id, row.state, _editable(kept))),
+        "acts": view.acts(*acts.of_letter(row.id, row.state, _editable(kept), is_message=is_message)),
         "facts": (
             ("state", State(row.state)),
             ("of", Link(path("triggers", row.trigger_id), row.watcher or f"trigger-{row.trigger_id}")),

@@ -100,6 +100,7 @@ def task(view: View) -> Answer:
         "hides_log": not sees_payloads,
         "log": _read_log(view, found, None)[0][-LOG_LINES_SHOWN:] if sees_payloads else [],
         "log_command": command("tasks", "logs", found.dag, found.run_id, found.name),
+        "no_log": detail.no_log,
         "log_json": path(*_place(found), "log.json"),
         "log_folder": view.site.log_folder,
     }
@@ -194,6 +195,13 @@ def _whole(line: TaskLine) -> Cell:
     return Link(path("dags", line.dag, "runs", line.run_id, "tasks", line.task_id), f"{line.task_id}[]", is_code=True)
 
 
+def _took(line: TaskLine) -> Cell:
+    """Return how long a try has taken; None of one that has failed and is followed by another: its end is not kept."""
+    if line.started_at is None or line.state is TaskState.UP_FOR_RETRY:
+        return None
+    return Took(line.started_at, line.ended_at)
+
+
 def _facts(detail: TaskDetail) -> tuple[tuple[str, Cell], ...]:
     line = detail.line
     trigger = None if line.trigger_id is None else Link(path("triggers", line.trigger_id), f"trigger-{line.trigger_id}")
@@ -218,7 +226,7 @@ def _facts(detail: TaskDetail) -> tuple[tuple[str, Cell], ...]:
         ("scheduled", detail.scheduled_at),
         ("began", line.started_at),
         ("ended", line.ended_at),
-        ("took", Took(line.started_at, line.ended_at) if line.started_at else None),
+        ("took", _took(line)),
         ("again at", line.retry_at),
         ("waits until", line.trigger_timeout),
         ("deadline", detail.deadline),
@@ -231,7 +239,7 @@ TASK_COLUMNS = (
     Column("instances", _instances),
     Column("try", lambda line: line.try_number or None, is_number=True),
     Column("began", lambda line: line.started_at),
-    Column("took", lambda line: Took(line.started_at, line.ended_at), is_number=True),
+    Column("took", lambda line: _took(line), is_number=True),
     Column("pool", lambda line: line.pool, is_minor=True),
     Column("queue", lambda line: line.queue, is_minor=True),
     Column("last error", lambda line: Error(line.error) if line.error else None),
