@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.store.harness import Query
 from tests.supervisor.tasks_harness import Tasks
+from tests.waiting import WITHIN_S
 
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import Secrets
@@ -110,4 +111,4 @@ def test_a_log_is_followed_until_the_task_has_ended(database_url: str, etl: Task
         assert json.loads(following.stdout.readline())["event"] == "again"
         assert etl.store.tasks.mark(etl.a, "success")
         assert following.stdout.read() == ""
-        assert following.wait(60) == 0
+        assert following.wait(WITHIN_S) == 0

@@ -11,7 +11,7 @@ from sqlalchemy import make_url, text
 from tests.brokers.servers.nats import own_nats
 from tests.integration.conftest import StartPair
 from tests.integration.pair import stored
-from tests.waiting import wait_until
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.store.store import Store
 from headgate.supervisor.commands import EXIT_CUT_OFF
@@ -67,7 +67,7 @@ def test_what_a_broker_has_handed_to_one_that_is_cut_off_is_stored_by_another(
     nats.publish(names(MESSAGES, 1))
     start_pair(**settings).wait_log("took over from supervisors that are gone")
     cut_off.wait_log("the lease could not be renewed for cut_off_exit_s; stopping", level="error")
-    assert cut_off.process.wait(60) == EXIT_CUT_OFF
+    assert cut_off.process.wait(WITHIN_S) == EXIT_CUT_OFF
     wait_until(lambda: stored(users_store) == 1 + MESSAGES, "the other supervisor has stored them")
     wait_until(lambda: not nats.pending(), "they are acknowledged")
     assert stored(users_store) == 1 + MESSAGES

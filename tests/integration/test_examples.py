@@ -16,7 +16,7 @@ import pytest
 from tests.integration.conftest import StartStation
 from tests.integration.station import Run, Station
 from tests.tasks.test_load_pages import PAGES, loaded, serving
-from tests.waiting import wait_until
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.store.signals.sending import NewSignal
 
@@ -90,7 +90,7 @@ def test_poll_endpoint(copied: Path, endpoint: Endpoint, start_station: StartSta
     assert PORT in source
     example.write_text(source.replace(PORT, str(endpoint.server_port)))
     run = start_station().run("poll_endpoint")
-    assert endpoint.asked_in_vain.wait(60)
+    assert endpoint.asked_in_vain.wait(WITHIN_S)
     assert run.state("use") == "none"
     endpoint.has_report.set()
     assert run.wait_end() == {"wait": "success", "use": "success"}

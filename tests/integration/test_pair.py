@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from tests.integration.conftest import StartPair
 from tests.integration.pair import Pair, stored
 from tests.processes import ends, stop
-from tests.waiting import wait_until
+from tests.waiting import WITHIN_S, wait_until
 
 from headgate.protocol.values import decode_value
 from headgate.store.store import Store
@@ -351,7 +351,7 @@ def test_a_second_signal_kills(users_store: Store, start_pair: StartPair) -> Non
     pair.process.send_signal(signal.SIGTERM)
     pair.wait_log("draining")
     pair.process.send_signal(signal.SIGINT)
-    assert pair.process.wait(60) == 1
+    assert pair.process.wait(WITHIN_S) == 1
     assert ends(pid)
 
 
@@ -382,7 +382,7 @@ def test_a_supervisor_that_was_stopped_for_too_long_leaves_and_writes_nothing_mo
     other = start_pair(**times)
     other.wait_log("took over from supervisors that are gone")
     os.kill(stopped.process.pid, signal.SIGCONT)
-    assert stopped.process.wait(60) == 3
+    assert stopped.process.wait(WITHIN_S) == 3
     stopped.wait_log("the lease is lost")
     assert other.stop() == 0
     assert payloads(users_store) == list(range(10))

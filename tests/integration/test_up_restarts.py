@@ -7,7 +7,7 @@ import signal
 from tests.integration.conftest import StartStation
 from tests.integration.station import Station
 from tests.supervisor.tasks_harness import import_errors
-from tests.waiting import wait_until
+from tests.waiting import WITHIN_S, wait_until
 
 WAITS = """
 from headgate.tasks import DAG
@@ -99,7 +99,7 @@ def test_sigterm_lets_running_tasks_end_and_deferred_ones_wait_for_the_next_supe
     station.wait_log("draining")
     late = station.run("holds")
     holds.say("a.go", "in peace")
-    assert station.process.wait(60) == 0
+    assert station.process.wait(WITHIN_S) == 0
     assert holds.state("a") == "success"
     assert holds.xcom("a") == "in peace"
     assert (waits.state("a"), late.state("a")) == ("deferred", "none")
@@ -121,7 +121,7 @@ def test_a_second_sigterm_does_not_wait_and_what_ran_is_tried_again(start_statio
     station.process.send_signal(signal.SIGTERM)
     station.wait_log("draining")
     station.process.send_signal(signal.SIGTERM)
-    assert station.process.wait(60) != 0
+    assert station.process.wait(WITHIN_S) != 0
     assert "a on_kill-of-task" not in holds.journal()
     other = start_station(home=station.home)
     holds.wait_told("a 2 execute")

@@ -420,6 +420,10 @@ def test_a_trigger_stopped_by_the_brake_says_why_and_where_its_messages_are() ->
         ("two errors\n\n  + Exception Group Traceback (most recent call last):\n  |  x", "two errors"),
         ("Traceback (most recent call last):\n  x\nValueError: a\n", "ValueError: a"),
         (None, ""),
+        (
+            "the queue " + "x" * 400 + ": set it to 1000",
+            "the queue " + "x" * 239 + "…" + "x" * 134 + ": set it to 1000",
+        ),
     ],
 )
 def test_the_headline_of_an_error_is_one_line_without_a_traceback(error: str | None, text: str) -> None:

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Sequence
 
 NAMES_SHOWN_MAX = 5  # of tasks, runs and holders in one sentence; the list commands show all
-ERROR_CHARS_SHOWN_MAX = 300  # of an error in one sentence; `show` prints all of it
+ERROR_CHARS_SHOWN_MAX = 400  # of an error in one sentence; `show` prints all of it
+_END_CHARS_SHOWN = 150  # of these, if it is longer: an error ends with what to do about it
 
 _TRACEBACK = "Traceback (most recent call last):"  # also of a group of errors, with more before it
 # The line that Python prints between the error before it and the one that was raised because of it.
@@ -76,9 +77,11 @@ def command(*words: object) -> str:
 
 
 def shortened(error: str | None) -> str:
-    """Return an error on one line, without its traceback, its end cut if it is long."""
+    """Return an error on one line, without its traceback, and without its middle if it is long."""
     text = error_line(error or "")
-    return text if len(text) <= ERROR_CHARS_SHOWN_MAX else text[: ERROR_CHARS_SHOWN_MAX - 1] + "…"
+    if len(text) <= ERROR_CHARS_SHOWN_MAX:
+        return text
+    return f"{text[: ERROR_CHARS_SHOWN_MAX - 1 - _END_CHARS_SHOWN]}…{text[-_END_CHARS_SHOWN:]}"
 
 
 def moment(in_s: float | None) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from tests.waiting import WITHIN_S
 
 from headgate.brokers.filelog import (
     FileLogPosition,
@@ -30,8 +31,8 @@ class Reader:
         self.stream = producer.open_stream()
 
     async def take(self, count: int) -> list[tuple[Any, FileLogPosition]]:
-        """Pull events; a test that waits for one that never comes fails after 10 seconds."""
-        with trio.fail_after(10):
+        """Pull events; a test that waits for one that never comes fails."""
+        with trio.fail_after(WITHIN_S):
             return [await anext(self.stream) for _ in range(count)]
 
     async def values(self, count: int) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.waiting import WITHIN_S
 from trio.testing import wait_all_tasks_blocked
 
 from headgate.brokers.filelog import FileLogBusy, FileLogProducer, FileLogWriter
@@ -49,7 +50,7 @@ async def first_value(folder: Path, group: str = "g", **limits: Any) -> Any:
     producer = FileLogProducer(folder, group, **limits)
     try:
         async with aclosing(producer.open_stream()) as stream:
-            with trio.fail_after(20):
+            with trio.fail_after(WITHIN_S):
                 return (await anext(stream))[0]
     finally:
         await producer.aclose()

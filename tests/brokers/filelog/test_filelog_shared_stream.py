@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.waiting import WITHIN_S
 
 from headgate.brokers.filelog import FileLogRewritten, FileLogTrigger, FileLogWriter
 from headgate.triggers.base import TriggerEvent
@@ -37,7 +38,7 @@ class Subscriber:
         self.event_keys: list[str | None] = []
 
     async def fire(self) -> Any:
-        with trio.fail_after(10):
+        with trio.fail_after(WITHIN_S):
             event = await anext(self.events)
         binding = self.subscription.bind()
         assert binding.seq is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.waiting import WITHIN_S
 
 from headgate.brokers.filelog import FileLogTrigger, FileLogWriter
 from headgate.triggers.base import TriggerEvent
@@ -47,7 +48,7 @@ async def test_the_producer_of_a_trigger_takes_its_limits_and_ignores_what_only_
     kwargs = {**FileLogTrigger(tmp_path, "g", line_bytes_max=50).serialize()[1], "threshold": 3}
     producer = Orders.create_shared_stream_producer(kwargs)
     async with aclosing(producer.open_stream()) as stream:
-        with trio.fail_after(10):
+        with trio.fail_after(WITHIN_S):
             value, _ = await anext(stream)
             assert isinstance(value, Undecodable)
             assert value.reason == "102 bytes long; the limit is 50"

@@ -160,7 +160,7 @@ def said(station: WebhookStation, request: bytes) -> bytes:
 
 def test_a_connection_has_many_requests_and_one_may_ask_before_it_sends(station: WebhookStation) -> None:
     with reading(station) as read:
-        connection = http.client.HTTPConnection("127.0.0.1", station.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", station.port, timeout=WITHIN_S)
         for name in names(3):
             connection.request("POST", "/orders", name.encode(), signed(name, name.encode()))
             answer = connection.getresponse()
@@ -270,7 +270,7 @@ def test_requests_come_over_tls_and_of_known_clients_only(station: WebhookStatio
         def status(*own: Any) -> int:
             context = ssl.create_default_context(cafile=str(server[0]))
             context.load_cert_chain(*own)
-            connection = http.client.HTTPSConnection("127.0.0.1", station.port, context=context, timeout=10)
+            connection = http.client.HTTPSConnection("127.0.0.1", station.port, context=context, timeout=WITHIN_S)
             with contextlib.closing(connection):
                 connection.request("POST", "/orders", b"{}", signed("m1", b"{}"))
                 return connection.getresponse().status

@@ -141,7 +141,7 @@ def together(count: int, work: Callable[[int], None]) -> None:
 
     with ThreadPoolExecutor(count) as pool:
         for future in [pool.submit(one, number) for number in range(count)]:
-            future.result(60)
+            future.result(WITHIN_S)
 
 
 def test_two_schedulers_and_workers_bring_many_runs_to_their_end(

@@ -348,7 +348,7 @@ def test_claims_at_the_same_moment_share_whole_streams(store: Store, open_store:
         epoch = register(mine, capacity=100)
         claimed = 0
         for _ in range(6):
-            barrier.wait(30)
+            barrier.wait(WITHIN_S)
             claimed += len(claim(mine, epoch, limit=5, room=100))
         return claimed
 
@@ -367,9 +367,9 @@ def test_descriptions_at_the_same_moment_choose_one_owner(store: Store, open_sto
     def run(number: int) -> tuple[int, int]:
         mine = open_store()
         epoch = register(mine)
-        barrier.wait(30)
+        barrier.wait(WITHIN_S)
         ids = claim(mine, epoch, limit=2)
-        barrier.wait(30)
+        barrier.wait(WITHIN_S)
         described = [DescribedTrigger(id_, "r", f"d{index}", "s") for index, id_ in enumerate(ids)]
         placed = mine.store_slice(epoch, described=described if number % 2 else described[::-1]).placed
         return len(placed.here), len(placed.elsewhere)

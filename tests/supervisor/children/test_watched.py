@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import WITHIN_S
 
 from headgate.protocol.errors import RemoteProtocolError
 from headgate.protocol.link.connection import Connection
@@ -93,4 +94,4 @@ def test_without_a_free_descriptor_the_group_of_a_dead_child_is_ended(monkeypatc
     monkeypatch.setattr(psutil, "pids", no_descriptor)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as left:
         kill_rest_of_session(left.pid)
-        assert left.wait(60) == -signal.SIGKILL
+        assert left.wait(WITHIN_S) == -signal.SIGKILL
