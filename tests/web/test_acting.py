@@ -143,6 +143,23 @@ def test_a_run_whose_name_is_taken_is_not_started(users: dict[str, TestClient], 
     assert (row["outcome"], row["before"], row["after"]) == ("unchanged", None, None)
 
 
+def test_a_form_that_is_sent_twice_does_once_what_it_is_for(users: dict[str, TestClient], etl: Tasks) -> None:
+    client = users["operator"]
+
+    def sent(place: str, action: Action, **typed: str) -> list[int]:
+        (form,) = re.findall(f'<form[^>]*action="{act_path(action)}".*?</form>', client.get(place).text, re.DOTALL)
+        hidden = dict(re.findall('type="hidden" name="([^"]*)" value="([^"]*)"', form))
+        return [act(client, action, **hidden, **typed).status_code for _ in range(2)]
+
+    assert sent("/dags/etl", "dags trigger") == [303, 409]
+    assert sent("/dags/etl", "dags trigger") == [303, 409], "another page starts another run"
+    assert len(etl.store.inspect.runs(dag="etl")) == 3
+    assert sent("/signals", "signals send", key="k") == [303, 303]
+    key = etl.store.signals.key("k")
+    assert sent(f"/signals/{key.id}", "signals send") == [303, 303]
+    assert [one.version for one in etl.store.signals.page("k").signals] == [1, 2]
+
+
 @pytest.mark.parametrize("name", ["latest", "a b", "r1/tasks/a", "a\nb", "é", ".", ".."])
 def test_a_run_has_a_name_that_commands_take(users: dict[str, TestClient], etl: Tasks, name: str) -> None:
     refused = act(users["operator"], "dags trigger", dag="etl", run_id=name)

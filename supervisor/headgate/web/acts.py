@@ -6,7 +6,9 @@ The words of an act are those of its command, of its row in the audit, and of it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
+from uuid import uuid4
 
 import msgspec
 
@@ -92,12 +94,12 @@ def may(role: Role, least: Role) -> bool:
 NOTE = Field("note", "Note")
 
 
-def of_dag(dag: str, *, is_paused: bool) -> tuple[Act, ...]:
-    """Return the acts on a DAG."""
+def of_dag(dag: str, *, is_paused: bool, now: datetime) -> tuple[Act, ...]:
+    """Return the acts on a DAG; a form that is sent twice starts one run, whose name has the time ``now``."""
     pause = Act("dags unpause", "Unpause", {"dag": dag}) if is_paused else Act("dags pause", "Pause", {"dag": dag})
     conf = Field("conf", "conf, as JSON", placeholder='{"n": 1}')
     run_id = Field("run_id", "Name of the run", placeholder="manual__ and the time")
-    return (pause, Act("dags trigger", "Start a run", {"dag": dag}, (conf, run_id)))
+    return (pause, Act("dags trigger", "Start a run", {"dag": dag, "at": now.isoformat()}, (conf, run_id)))
 
 
 def of_run(dag: str, run_id: str, *, has_ended: bool) -> tuple[Act, ...]:
@@ -180,11 +182,12 @@ def of_pools() -> tuple[Act, ...]:
 
 
 def of_signals(key: str = "", namespace: str = DEFAULT_NAMESPACE, *, is_known: bool = False) -> tuple[Act, ...]:
-    """Return the acts on a key of signals, which may be one that there is."""
+    """Return the acts on a key of signals, which may be one that there is; a form that is sent twice sends once."""
+    once = uuid4().hex
     value = Field("value", "Value, as JSON", placeholder="null")
     if not is_known:
         names = (Field("key", "Key"), Field("namespace", "Namespace", namespace))
-        return (Act("signals send", "Send a signal", {}, (*names, value)),)
+        return (Act("signals send", "Send a signal", {"once": once}, (*names, value)),)
     about = {"key": key, "namespace": namespace, "is_known": "yes"}
     forget = Act("signals forget", "Forget it with all versions ...", about)
-    return (Act("signals send", "Send the next version", about, (value,)), forget)
+    return (Act("signals send", "Send the next version", {**about, "once": once}, (value,)), forget)

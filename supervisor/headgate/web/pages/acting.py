@@ -88,14 +88,15 @@ def _set_paused(view: View, *, is_paused: bool) -> Answer:
 
 def trigger_dag(view: View) -> Answer:
     """Start a run of a DAG, with what its form says as conf."""
-    dag, conf, run_id = view.given("dag"), view.field("conf"), view.field("run_id")
+    dag, conf, run_id, at = view.given("dag"), view.field("conf"), view.field("run_id"), view.field("at")
     encoded = None if conf is None else _encoded(conf, "conf", KWARGS_BYTES_MAX, is_object=True)
     try:
-        name = checked_run_id(run_id) if run_id is not None else f"manual__{view.store.inspect.now().isoformat()}"
+        name = checked_run_id(run_id or f"manual__{at or view.store.inspect.now().isoformat()}")
     except ValueError as error:
         raise BadRequest(f"the name of the run: {error}") from None
     if view.store.tasks.create_run(dag, name, conf=encoded) is None:
-        raise StoreError(f"the DAG {dag} has a run named {name!r} already")
+        again = "" if run_id else ": this form has started it; load the page again to start another one"
+        raise StoreError(f"the DAG {dag} has a run named {name!r} already{again}")
     return done(view, "dags", dag, "runs", name)
 
 
@@ -325,7 +326,7 @@ def send_signal(view: View) -> Answer:
     """Send a signal: it gets the next version of its key."""
     key, namespace = _address(view)
     value = _encoded(view.field("value") or "null", "value", SIGNAL_BYTES_MAX)
-    said = SignalSend(key, value, f"{AUTOMATIC}{uuid4().hex}", namespace)
+    said = SignalSend(key, value, f"{AUTOMATIC}{view.field('once') or uuid4().hex}", namespace)
     view.store.signals.send([NewSignal.of(said, f"page of {view.user.name}", None)])
     return done(view, "signals", view.store.signals.key(key, namespace).id)
 

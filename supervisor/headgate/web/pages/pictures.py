@@ -98,7 +98,7 @@ def grid(view: View) -> Answer:
         "facts": dag_facts(line),
         "bars": _bars(shown, view.now),
         "rows": [Row(task, tuple(states.get(run.id, {}).get(task) for run in shown)) for task in tasks],
-        "acts": view.acts(*acts.of_dag(spec.dag_id, is_paused=line.is_paused)),
+        "acts": view.acts(*acts.of_dag(spec.dag_id, is_paused=line.is_paused, now=view.now)),
         "older": path(*here, beyond=shown[0].id) if len(runs) > RUNS_SHOWN else None,
         "newest": path(*here) if view.number("beyond") is not None else None,
         "more": path(*here, **{"from": first + TASKS_SHOWN}) if len(names) > first + TASKS_SHOWN else None,
