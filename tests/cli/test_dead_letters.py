@@ -248,7 +248,30 @@ def test_what_is_meant_has_to_be_said(call_database: Any, failing: Failing) -> N
             called = call_database("dlq", command, *wrong)
             assert (called.code, called.out) == (2, ""), wrong
             assert "ids" in called.err
+        called = call_database("dlq", command, "--reason", " ")
+        assert (called.code, "--reason must not be empty" in called.err) == (2, True)
+        assert call_database("dlq", command, str(10**30)).code == 2
     assert len(call_database("dlq", "list", "--json").rows()) == 1
+
+
+def test_a_redrive_of_many_leaves_out_what_it_cannot_take(
+    call_database: Any, failing: Failing, settling: Callable[..., None]
+) -> None:
+    unread = [
+        failing.bury(b'"?"', key=f"u{n}", trigger_run_id=f"run {n}", content="undecoded")
+        for n in range(FAILURES_IN_A_ROW_MAX + 1)
+    ]
+    failing.bury(b'"?"', key=None)
+    (fit,) = bury_messages(failing, "a")
+    settling(a="handled", u0="handled")
+    tried = call_database("dlq", "redrive", "--all", "--dry-run", "--json")
+    assert [row["letters"] for row in tried.rows()] == [1]
+    left = f"headgate: {len(unread) + 1} letters left out, of messages that could not be decoded or have no key"
+    assert tried.err.startswith(left)
+    done = call_database("dlq", "redrive", "--watcher", "orders", "--json")
+    assert (done.code, [row["id"] for row in done.rows()]) == (0, [fit])
+    failing.store.letters.edit(unread[0], b'{"of": "u0"}', by="mara")
+    assert call_database("dlq", "redrive", "--all").out == "redriven: 1\n", "it was edited"
 
 
 def test_a_redrive_stops_after_ten_failures_in_a_row_and_goes_on_when_it_is_called_again(

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
+import msgspec
 import typer
 
 from headgate.cli.invocation import CommandError, invocation, user_name
@@ -97,7 +98,7 @@ class State(StrEnum):
 
 
 IdArgument = Annotated[int, typer.Argument(metavar="ID", min=1, max=ID_MAX, help="Its id, as `dlq list` prints it.")]
-IdsArgument = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", min=1, help="Their ids.")]
+IdsArgument = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", min=1, max=ID_MAX, help="Their ids.")]
 WatcherOption = Annotated[
     str | None, typer.Option("--watcher", metavar="NAME", help="Only letters of watchers that have or had this name.")
 ]
@@ -197,8 +198,8 @@ def redrive(
     """Store the events of open dead letters: each once, also if its broker delivers the message again meanwhile.
 
     A message is given to its trigger once more, and its events are stored when the trigger makes them. Give ids, or a
-    filter, or --all; look with --dry-run first. It stops after 10 failures in a row, and goes on where it was if it is
-    called again.
+    filter, or --all, which leave out letters that cannot be redriven as they are; look with --dry-run first. It stops
+    after 10 failures in a row, and goes on where it was if it is called again.
     """
     which = _wanted(letters, watcher, content, reason, State.open, everything=everything, dry_run=dry_run)
     event_bytes_max = invocation(ctx).settings().event_bytes_max
@@ -213,6 +214,7 @@ def redrive(
             print(f"headgate: dead letter {letter_id}: its event is stored, but {done.unhandled}", file=sys.stderr)
             return told | {"unhandled": done.unhandled}
 
+        which = None if which is None else _fit(store, which)
         if dry_run and which is not None:
             _print_counts(store, which, as_json=as_json)
         else:
@@ -299,6 +301,8 @@ def _filter(watcher: str | None, content: Content | None, reason: str | None, st
     from headgate.store.ids import LetterState
     from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
 
+    if reason is not None and not reason.strip():
+        raise CommandError("--reason must not be empty: each reason contains that", exit_code=2)
     states: tuple[LetterState, ...] | None = UNRESOLVED
     if state is State.all:
         states = None
@@ -324,6 +328,16 @@ def _wanted(
     if letters and dry_run:
         raise CommandError("--dry-run counts the letters of a filter or of --all, not ids", exit_code=2)
     return None if letters else _filter(watcher, content, reason, state)
+
+
+def _fit(store: Store, which: LetterFilter) -> LetterFilter:
+    """Return the filter for those letters that can be redriven as they are; say how many others there are."""
+    fit = msgspec.structs.replace(which, is_fit=True)
+    all_of, fit_of = (sum(one.letters for one in store.inspect.count_letters(each)) for each in (which, fit))
+    if others := all_of - fit_of:
+        left = f"{counted(others, 'letter')} left out, of messages that could not be decoded or have no key"
+        print(f"headgate: {left}: `headgate dlq edit` makes the first fit", file=sys.stderr)
+    return fit
 
 
 def _print_counts(store: Store, which: LetterFilter, *, as_json: bool) -> None:

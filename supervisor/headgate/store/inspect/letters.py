@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 
 from headgate.protocol.messages.runner import LetterContent
 from headgate.store.db.transaction import Tx
@@ -23,13 +23,16 @@ UNRESOLVED: tuple[LetterState, ...] = ("open", "at_broker", "redriving")  # the 
 class LetterFilter(msgspec.Struct, frozen=True):
     """Which dead letters are meant; what is None does not matter.
 
-    ``watcher`` is every watcher that has or had this name. ``reason`` is a part of it, in any case of its letters.
+    ``watcher`` is every watcher that has or had this name. ``reason`` is a part of it, in any case of its letters. With
+    ``is_fit`` only those that a redrive may take as they are: no message without a key, and none that no producer
+    could decode and nobody has edited.
     """
 
     watcher: str | None = None
     content: LetterContent | None = None
     reason: str | None = None
     states: tuple[LetterState, ...] | None = None
+    is_fit: bool = False
 
     def condition(self) -> ColumnElement[bool]:
         """Return the condition on a dead letter."""
@@ -41,6 +44,9 @@ class LetterFilter(msgspec.Struct, frozen=True):
             conditions.append(dead_letter.c.content == self.content)
         if self.reason is not None:
             conditions.append(dead_letter.c.reason.icontains(self.reason, autoescape=True))
+        if self.is_fit:
+            can_be_read = or_(dead_letter.c.content != "undecoded", dead_letter.c.edited_payload.is_not(None))
+            conditions.append(or_(dead_letter.c.content == "event", and_(can_be_read, dead_letter.c.key.is_not(None))))
         if self.states is not None:
             conditions.append(dead_letter.c.state.in_(self.states))
             if set(self.states) <= set(UNRESOLVED):

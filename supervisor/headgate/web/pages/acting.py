@@ -377,7 +377,8 @@ def _on_letters(view: View, action: Action, word: str) -> Answer:
     everything = view.field("everything") is not None
     if (watcher is None and reason is None) != everything:
         raise BadRequest("say which: a filter, or everything")
-    which = LetterFilter(watcher=watcher, reason=reason, states=_states(action, view.field("state")))
+    states = _states(action, view.field("state"))
+    which = LetterFilter(watcher=watcher, reason=reason, states=states, is_fit=action == "dlq redrive")
     counts = view.store.inspect.count_letters(which)
     if not view.is_confirmed:
         newest = max((count.newest_id for count in counts), default=0)
