@@ -221,6 +221,25 @@ def test_a_class_of_a_user_is_not_imported_into_the_command_and_without_a_check_
     assert "users_module_of_a_test" not in sys.modules
 
 
+def test_watchers_that_would_read_one_source_in_different_ways_are_told_of(call_database: Any) -> None:
+    def add(name: str, body: str, group: str = "g", **more: object) -> Any:
+        kwargs = json.dumps({"connection": "red", "stream": "orders", "group": group, "body": body, **more})
+        classpath = "headgate.brokers.redis_streams.RedisStreamTrigger"
+        return call_database("watchers", "add", name, classpath, "--kwargs", kwargs)
+
+    assert add("first", "json:order").code == 0
+    assert "reads the same stream" not in add("same", "json:order").err
+    assert "reads the same stream" not in add("apart", "fields", group="other").err
+    told = add("second", "fields")
+    assert told.code == 0
+    for name in ("first", "same"):
+        said = f"headgate: the watcher {name} reads the same stream, with body='json:order', not 'fields': the first"
+        assert said in told.err
+    assert "apart" not in told.err
+    refused = add("third", "fields", create="no")
+    assert (refused.code, "create must be a bool, not str" in refused.err) == (1, True)
+
+
 # --- events and dead letters ---------------------------------------------------------------------
 
 

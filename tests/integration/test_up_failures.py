@@ -5,6 +5,8 @@ Also who is asked to stop its work (I14).
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from tests.integration.conftest import StartStation
 from tests.integration.station import Run, Station
@@ -55,6 +57,11 @@ def hooks_called(run: Run) -> list[str]:
     return [line for line in run.journal() if line in HOOKS]
 
 
+def has_cleaned_up(run: Run) -> bool:
+    """Whether each trigger that ran has done so."""
+    return run.told("a cleanup") >= run.told("a waits")
+
+
 # --- a deferral that ends badly ------------------------------------------------------------------
 
 
@@ -68,8 +75,9 @@ def test_a_trigger_that_does_not_fire_in_time_fails_the_try_and_is_cancelled_wit
         assert "TriggerTimeout" in failure["error"]
     # execution_timeout counts while a task is deferred, too.
     assert "its execution_timeout is over" in limited.wait_logged("a", "failed")["error"]
-    for each, triggers in ((run, 2), (limited, 1)):
-        each.wait_told("a cleanup", triggers)
+    for each in (run, limited):
+        # On a machine that is busy the time may be over before the runner has begun the trigger.
+        wait_until(partial(has_cleaned_up, each), "each trigger that ran has cleaned up")
         assert hooks_called(each) == []
 
 

@@ -309,6 +309,24 @@ async def test_a_stream_that_nobody_reads_is_opened_anew_by_other_values(
         assert (streams.statistics().groups, streams.statistics().groups_ending) == (1, 0)
 
 
+class Opening(Changeable):
+    @classmethod
+    def shared_stream_arguments(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if kwargs["value"] == "raises":
+            raise KeyError("value")
+        return {"value": kwargs["value"]}
+
+
+async def test_a_trigger_that_joins_a_stream_that_was_opened_otherwise_is_warned_of() -> None:
+    broker = Broker()
+    async with SharedStreamManager() as streams:
+        with structlog.testing.capture_logs() as records:
+            for trigger_id, value in enumerate(("json", "json", "text", "raises"), 1):
+                streams.subscribe(trigger_id=trigger_id, trigger=Opening(broker, value), key="k")
+    (told,) = [one for one in records if "other arguments" in one["event"]]
+    assert (told["trigger_id"], told["differs"], told["log_level"]) == (3, {"value": "'json', not 'text'"}, "warning")
+
+
 @pytest.mark.parametrize(("is_removed", "opened"), [(False, 1), (True, 2)])
 async def test_the_values_of_another_that_comes_back_first_open_no_stream_anew(
     is_removed: bool, opened: int, autojump_clock: object

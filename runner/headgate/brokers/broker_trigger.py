@@ -30,6 +30,8 @@ class BrokerTrigger(BaseEventTrigger):
     place: ClassVar[tuple[str, ...]]
 
     def __init__(self, **kwargs: Any) -> None:
+        for name, annotation in self._arguments().items():
+            check_type(name, kwargs.get(name), annotation)
         check_name("connection", kwargs["connection"])
         self.producer(**kwargs)  # refuses what cannot be used at once
         self._kwargs = kwargs
@@ -61,14 +63,45 @@ class BrokerTrigger(BaseEventTrigger):
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> CheckedProducer:
         """Return the producer; kwargs that only a user's subclass knows are ignored."""
+        return cls.producer(**cls.shared_stream_arguments(kwargs))
+
+    @classmethod
+    def shared_stream_arguments(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return all but those that only a user's subclass knows."""
+        names = cls._arguments()
+        return {name: value for name, value in kwargs.items() if name in names}
+
+    @classmethod
+    def _arguments(cls) -> dict[str, str]:
+        """Return the arguments of the adapter, each with its annotation."""
         adapter = next(each for each in cls.__mro__ if "producer" in vars(each))
-        names = vars(adapter)["__init__"].__annotations__.keys() - {"return"}
-        return cls.producer(**{name: value for name, value in kwargs.items() if name in names})
+        annotations = dict(vars(adapter)["__init__"].__annotations__)
+        annotations.pop("return", None)
+        return annotations
 
 
 def arguments_of(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a constructor out of its ``locals()``, before it has set others, in their order."""
     return {name: value for name, value in variables.items() if name not in ("self", "__class__")}
+
+
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "None": (type(None),),
+}
+
+
+def check_type(what: str, value: object, annotation: str) -> None:
+    """Raise TypeError, which names ``what``, unless a value is of one of the simple types that its annotation names."""
+    allowed = tuple(kind for part in annotation.split(" | ") for kind in _TYPES.get(part, (object,)))
+    # To Python, True is an int, and the text "false" is true.
+    is_flag = isinstance(value, bool) and bool not in allowed and object not in allowed
+    if is_flag or not isinstance(value, allowed):
+        kind = annotation.replace(" | ", " or ")
+        raise TypeError(f"{what} must be {'an' if kind == 'int' else 'a'} {kind}, not {type(value).__name__}")
 
 
 def check_name(what: str, text: object, chars_max: int = NAME_CHARS_MAX) -> None:

@@ -15,6 +15,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import Parameter
 from pathlib import Path
 from types import ModuleType
@@ -26,13 +27,23 @@ import headgate.runner
 from headgate.child.error_text import describe_error
 from headgate.child.forks import cut_off_forks
 from headgate.child.parent_death import die_with
-from headgate.protocol.messages.checks import BrokerChecked, Check, CheckBroker, CheckTrigger, TriggerChecked
+from headgate.protocol.messages.checks import (
+    BrokerChecked,
+    Check,
+    CheckBroker,
+    CheckTrigger,
+    OtherTrigger,
+    TriggerChecked,
+)
 from headgate.protocol.messages.runner import TriggerSpec
 from headgate.protocol.values import decode_value
 from headgate.runner.loading import TriggerNotLoaded, import_class, load_trigger
+from headgate.streams.group_settings import Source
 from headgate.streams.identity import stream_of
+from headgate.triggers.base import BaseEventTrigger, BaseTrigger
 
 READ_BYTES_MAX = 64 * 1024  # of the question, in one read
+NOTES_MAX = 20  # in an answer
 ARGUMENTS_NAMED_MAX = 20  # of a constructor, in an answer
 _BY_KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 _OWN_FOLDER = str(Path(headgate.runner.__path__[0]))
@@ -69,9 +80,9 @@ def check(question: CheckTrigger) -> TriggerChecked:
     """Load the trigger, and say why it cannot be loaded, if it cannot."""
     try:
         cls = import_class(question.classpath)
-        problem = _wrong_kwargs(cls, question.classpath, decode_value(question.kwargs))
+        problem, notes = _wrong_kwargs(cls, question.classpath, decode_value(question.kwargs)), list[str]()
         if not problem:
-            stream_of(load_trigger(TriggerSpec(0, "", question.classpath, question.classpath, question.kwargs)))
+            notes = _neighbours(_loaded(question.classpath, question.kwargs), question.others)
     except TriggerNotLoaded as exc:
         near = _nearest(question.classpath.split("."), question.import_paths)
         # The name that is there, in place of the question about another folder.
@@ -80,7 +91,28 @@ def check(question: CheckTrigger) -> TriggerChecked:
         text, trace = describe_error(exc)
         place = _place(exc)
         return TriggerChecked(f"{text} ({place})" if place else text, trace)
-    return TriggerChecked(problem)
+    return TriggerChecked(problem, notes=tuple(notes[:NOTES_MAX]))
+
+
+def _loaded(classpath: str, kwargs: bytes) -> BaseTrigger:
+    return load_trigger(TriggerSpec(0, "", classpath, classpath, kwargs))
+
+
+def _neighbours(trigger: BaseTrigger, others: Sequence[OtherTrigger]) -> list[str]:
+    """Return which of the others read the same stream with other arguments. Raises whatever the trigger's code does."""
+    stream, notes = stream_of(trigger), list[str]()
+    if stream is None or not isinstance(trigger, BaseEventTrigger):
+        return notes
+    own = Source(type(trigger), trigger.serialize()[1])
+    for other in others:
+        with suppress(BaseException):  # those are not what is checked
+            there = _loaded(other.classpath, other.kwargs)
+            if isinstance(there, BaseEventTrigger) and stream_of(there) == stream:
+                differs = Source(type(there), there.serialize()[1]).differences(own)
+                if differs:
+                    said = ", ".join(f"{name}={how}" for name, how in differs.items())
+                    notes.append(f"the watcher {other.name} reads the same stream, with {said}")
+    return notes
 
 
 def check_broker(question: CheckBroker) -> BrokerChecked:

@@ -68,6 +68,17 @@ class Source(NamedTuple):
     trigger_class: type[BaseEventTrigger]
     kwargs: dict[str, Any]
 
+    def differences(self, other: Source) -> dict[str, str]:
+        """Return the arguments by which the other would open the stream otherwise, each with both values in words."""
+        with suppress(BaseException):  # an author's code
+            mine, others = (one.trigger_class.shared_stream_arguments(one.kwargs) for one in (self, other))
+            return {
+                name: f"{mine[name]!r:.100}, not {value!r:.100}"
+                for name, value in others.items()
+                if name in mine and mine[name] != value
+            }
+        return {}
+
     def is_like(self, other: Source | None) -> bool:
         """Whether the producers of both are the same, or that cannot be found out."""
         with suppress(BaseException):  # the values are an author's objects

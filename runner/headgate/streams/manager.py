@@ -174,9 +174,12 @@ class SharedStreamManager:
             raise ValueError(
                 "the key of a shared stream cannot be None, which means that the trigger has a run() of its own"
             )
-        group = self._groups.get(key)
+        group, source = self._groups.get(key), Source(type(trigger), trigger.serialize()[1])
         if group is None or group.subscribers == 0:
-            group = self._open(trigger_id, Source(type(trigger), trigger.serialize()[1]), key, before=group)
+            group = self._open(trigger_id, source, key, before=group)
+        if group.record.source is not None and (differs := group.record.source.differences(source)):
+            told = "its stream was opened by another trigger, with other arguments"
+            self._log.warning(told, trigger_id=trigger_id, differs=differs)
         subscription = group.join(trigger_id)
         self.cancel_rejoin(trigger_id)
         return subscription

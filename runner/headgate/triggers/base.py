@@ -293,6 +293,14 @@ class BaseEventTrigger(BaseTrigger):
         """Return the producer that owns the broker connection. Overriding it puts the stream in ack mode."""
         raise NotImplementedError(f"{cls.__name__} does not override create_shared_stream_producer")
 
+    @classmethod
+    def shared_stream_arguments(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return those of the kwargs that the stream is opened with; by default none is known to be one.
+
+        A trigger that would open it with others than it was opened with reads it all the same, and is warned of.
+        """
+        return {}
+
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Turn raw events into this trigger's events; by default every raw event is one event.
 

@@ -17,28 +17,41 @@ from __future__ import annotations
 
 from headgate.protocol.messages import WireStruct
 
+OTHERS_MAX = 200  # triggers that one is held against
 CHECK_ANSWER_BYTES_MAX = 256 * 1024  # of a `TriggerChecked`; its texts have at most `ERROR_CHARS_MAX` characters
+
+
+class OtherTrigger(WireStruct, frozen=True):
+    """A trigger that there is already, by the name of its watcher; part of `CheckTrigger`."""
+
+    name: str
+    classpath: str
+    kwargs: bytes
 
 
 class CheckTrigger(WireStruct, frozen=True, tag=True):
     """Command to checking process: can this trigger be constructed? Answered by `TriggerChecked`.
 
     ``kwargs`` are encoded by `headgate.protocol.values`; ``import_paths`` are folders, put at the end of sys.path.
+    ``others`` may read the same stream.
     """
 
     classpath: str
     kwargs: bytes
     import_paths: tuple[str, ...] = ()
+    others: tuple[OtherTrigger, ...] = ()
 
 
 class TriggerChecked(WireStruct, frozen=True):
     """Checking process to command: why the trigger cannot be constructed, in one sentence; "" if it can. Not answered.
 
-    ``traceback`` is that of an exception of the author's code.
+    ``traceback`` is that of an exception of the author's code. ``notes`` name those of the others that read the same
+    stream and would open it otherwise, a sentence each.
     """
 
     problem: str = ""
     traceback: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class CheckBroker(WireStruct, frozen=True, tag=True):

@@ -78,7 +78,7 @@ def add(
         more["namespace"] = namespace
     with invocation(ctx).store() as store:
         if not no_check:
-            check_loads(ctx, store, classpath, encode_kwargs(given))
+            check_loads(ctx, store, name, classpath, encode_kwargs(given))
         store.add_watcher(name, classpath, given, queue=queue, asset=asset, signal=signal, **more)
         print(f"added watcher {name}; once a supervisor runs, see `headgate why {name}`")
         _tell_of_connection(store, classpath, given)
@@ -114,7 +114,7 @@ def set_watcher(
         if not no_check and (classpath is not None or given is not None):
             trigger_id, class_now = store.watcher_class(name)
             kwargs_then = store.inspect.trigger_kwargs(trigger_id) if given is None else encode_kwargs(given)
-            check_loads(ctx, store, classpath or class_now, kwargs_then)
+            check_loads(ctx, store, name, classpath or class_now, kwargs_then)
         changed = store.change_watcher(
             name, classpath=classpath, kwargs=given, queue=queue, max_deliveries=max_deliveries
         )
@@ -216,8 +216,12 @@ def encode_kwargs(kwargs: dict[str, Any]) -> bytes:
     return watchers.encode_kwargs(kwargs)
 
 
-def check_loads(ctx: typer.Context, store: Store, classpath: str, kwargs: bytes) -> None:
-    """Check in a process of its own that a trigger can be constructed. Raises `CommandError`, which says why not."""
+def check_loads(ctx: typer.Context, store: Store, name: str, classpath: str, kwargs: bytes) -> None:
+    """Check in a process of its own that the trigger of a watcher can be constructed.
+
+    Say which other watchers read its stream with other arguments. Raises `CommandError`, which says what is wrong.
+    """
+    from headgate.protocol.messages.checks import OTHERS_MAX, OtherTrigger
     from headgate.supervisor.children.checker import check_trigger
     from headgate.supervisor.children.isolation import user_named
     from headgate.supervisor.children.process import environment_of_children
@@ -227,7 +231,16 @@ def check_loads(ctx: typer.Context, store: Store, classpath: str, kwargs: bytes)
     try:
         run_as = None if settings.runner_user is None else user_named(settings.runner_user)
         checked = check_trigger(
-            classpath, kwargs, import_paths=settings.import_paths, environment=environment, run_as=run_as
+            classpath,
+            kwargs,
+            import_paths=settings.import_paths,
+            environment=environment,
+            run_as=run_as,
+            others=[
+                OtherTrigger(one.name, one.classpath, store.inspect.trigger_kwargs(one.trigger_id))
+                for one in store.inspect.watchers()[:OTHERS_MAX]
+                if one.name != name
+            ],
         )
     except (OSError, ValueError) as exc:
         raise CommandError(f"the class cannot be tried: {exc}; --no-check goes on without it") from exc
@@ -237,6 +250,8 @@ def check_loads(ctx: typer.Context, store: Store, classpath: str, kwargs: bytes)
             f"{problem} Nothing was changed; --no-check leaves out this check, for example if only other machines have "
             "the class"
         )
+    for note in checked.notes:
+        print(f"headgate: {note}: the first one to start decides for all, so give them the same", file=sys.stderr)
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

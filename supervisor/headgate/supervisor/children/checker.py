@@ -16,6 +16,7 @@ from headgate.protocol.messages.checks import (
     Check,
     CheckBroker,
     CheckTrigger,
+    OtherTrigger,
     TriggerChecked,
 )
 from headgate.supervisor.children.isolation import RunAs
@@ -31,14 +32,15 @@ def check_trigger(
     import_paths: Sequence[str],
     environment: Mapping[str, str],
     run_as: RunAs | None = None,
+    others: Sequence[OtherTrigger] = (),
     timeout_s: float = CHECK_TIMEOUT_S,
 ) -> TriggerChecked:
     """Say whether the trigger can be constructed, or why not, within ``timeout_s``. Raises `OSError`.
 
     ``kwargs`` are encoded, ``environment`` is that of the child. A child that dies, or that takes too long, is a
-    problem of the class.
+    problem of the class. ``others`` may read the same stream: which of them would open it otherwise is noted.
     """
-    question = CheckTrigger(classpath, kwargs, tuple(import_paths))
+    question = CheckTrigger(classpath, kwargs, tuple(import_paths), tuple(others))
     answer, how = _answer_to(question, environment, run_as, timeout_s)
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.msgpack.decode(answer, type=TriggerChecked)
