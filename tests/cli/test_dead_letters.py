@@ -274,6 +274,16 @@ def test_a_redrive_of_many_leaves_out_what_it_cannot_take(
     assert call_database("dlq", "redrive", "--all").out == "redriven: 1\n", "it was edited"
 
 
+def test_letters_of_a_watcher_that_was_removed_do_not_stop_the_redrive_of_others(
+    call_database: Any, failing: Failing
+) -> None:
+    bury_events(failing, FAILURES_IN_A_ROW_MAX + 1, trigger_run_id="another", trigger_id=4711)
+    (fit,) = bury_events(failing, 1)[-1:]
+    done = call_database("dlq", "redrive", "--all", "--json")
+    assert done.code == 1
+    assert [row["id"] for row in done.rows() if row.get("state") == "redriven"] == [fit]
+
+
 def test_a_redrive_stops_after_ten_failures_in_a_row_and_goes_on_when_it_is_called_again(
     call_database: Any, failing: Failing
 ) -> None:

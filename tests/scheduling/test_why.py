@@ -171,6 +171,14 @@ TASKS: list[tuple[str, TaskFacts, list[Supervisor], str, str]] = [
         "a worker tries again in 4.0 s, in the same try",
     ),
     (
+        "cannot_begin",
+        task(S.SCHEDULED, begins_in_s=-4.0, last_error="the DAG file a.py is not there"),
+        [ALIVE],
+        "it cannot begin: the DAG file a.py is not there",
+        "a worker tries again now, in the same try",
+    ),
+    ("no_free_worker", task(S.SCHEDULED, begins_in_s=-20.0, last_error="no"), [sup(tasks=4)], "waits", "more workers"),
+    (
         "old_worker",
         task(S.SCHEDULED, old_owner=ALIVE),
         [ALIVE],

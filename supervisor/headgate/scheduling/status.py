@@ -18,6 +18,7 @@ from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
+    FullBacklog,
     GoneDag,
     Letters,
     MissingPool,
@@ -65,6 +66,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_failed_starts(facts.failed_starts),
         *_files(facts.import_errors),
         *_gone_dags(facts.gone_dags),
+        *_full_backlogs(facts.full_backlogs),
         *_runs(facts.failed_runs),
         *_keys(facts.old_keys),
     ]
@@ -425,6 +427,17 @@ def _gone_dags(gone: Sequence[GoneDag]) -> list[Problem]:
     return _first_told(
         "attention", "dag_gone", told, next_, others="other DAG", prefix="those of ", ending=", cannot go on"
     )
+
+
+def _full_backlogs(full: Sequence[FullBacklog]) -> list[Problem]:
+    """Return that events of assets make no runs, because as many wait for those of a DAG as may."""
+    told = [
+        f"{counted(one.dropped, 'event')} of assets made no run of the DAG {one.name!r}, for which as many wait as may"
+        for one in full
+    ]
+    next_ = command("why", full[0].name) if full else ""
+    ending = "; the oldest are dropped"
+    return _first_told("attention", "events_dropped", told, next_, others="other DAG", prefix="of ", ending=ending)
 
 
 def _runs(failed: Sequence[tuple[str, str]]) -> list[Problem]:

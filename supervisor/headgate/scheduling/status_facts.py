@@ -100,6 +100,13 @@ class GoneDag(msgspec.Struct, frozen=True):
     for_s: float
 
 
+class FullBacklog(msgspec.Struct, frozen=True):
+    """A DAG for whose runs as many events of assets wait as may; ``dropped`` more make no run."""
+
+    name: str
+    dropped: int
+
+
 class Drifted(msgspec.Struct, frozen=True):
     """A stream whose broker was not where headgate has left it, which nobody has accepted; ``verdict`` is the worst."""
 
@@ -142,6 +149,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     failed_starts: tuple[TroubledTask, ...] = ()  # they were started once more after starts had failed
     import_errors: tuple[tuple[str, str], ...] = ()  # file, error in one line
     gone_dags: tuple[GoneDag, ...] = ()
+    full_backlogs: tuple[FullBacklog, ...] = ()
     failed_runs: tuple[tuple[str, str], ...] = ()
     old_keys: int = 0
 

@@ -27,6 +27,7 @@ from headgate.scheduling.why import (
 from headgate.scheduling.words import command, moment, shortened, some, span, tries
 
 _S = TaskState
+TRIED_AGAIN_WITHIN_S = 15.0  # behind the moment from which on a task may begin: supervisors look now and then
 # The answers by which the scheduler comes next, unless it has failed with the task; all others are nearer than that.
 _OF_THE_SCHEDULER = frozenset(
     {
@@ -237,7 +238,7 @@ def _scheduled(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Find
     if nobody is not None:
         found.append(nobody)
     found += [*_pool(facts), *_old_worker(facts)]
-    if facts.begins_in_s is not None and facts.begins_in_s > 0:
+    if facts.begins_in_s is not None and facts.begins_in_s > -TRIED_AGAIN_WITHIN_S:
         found.append(_waits_to_begin(facts, facts.begins_in_s))
     elif facts.is_endless:
         found += _endless(facts, supervisors)
@@ -261,12 +262,13 @@ def _old_worker(facts: TaskFacts) -> list[Finding]:
 
 def _waits_to_begin(facts: TaskFacts, in_s: float) -> Finding:
     """Return that a task was moved, or could not begin, and waits."""
+    soon = moment(in_s) if in_s > 0 else "now"
     if not facts.moves:
         text = f"it cannot begin: {shortened(facts.last_error)}"
-        return Finding("cannot_begin", text, f"a worker tries again {moment(in_s)}, in the same try")
+        return Finding("cannot_begin", text, f"a worker tries again {soon}, in the same try")
     in_a_row = "once" if facts.moves == 1 else f"{facts.moves:,} times in a row"
     text = f"it has lost its worker {in_a_row}: {shortened(facts.last_error)}"
-    return Finding("moved", text, f"it begins again {moment(in_s)}, in the same try")
+    return Finding("moved", text, f"it begins again {soon}, in the same try")
 
 
 def _endless(facts: TaskFacts, supervisors: Sequence[Supervisor]) -> list[Finding]:

@@ -9,6 +9,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+import structlog.testing
 from tests.store import ends
 from tests.store.harness import QUEUES, Clock, OpenStore, Query, register
 from tests.supervisor.tasks_harness import event_of
@@ -297,7 +298,7 @@ def test_events_of_triggers_without_an_asset_or_a_subscriber_wait_for_nothing(wo
 
 
 def test_more_events_than_may_wait_are_dropped_and_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("triggers.assets", "scheduling.new_runs"):
+    for module in ("triggers.assets", "scheduling.new_runs", "inspect.status_facts"):
         monkeypatch.setattr(f"headgate.store.{module}.WAITING_EVENTS_MAX", 5)
     assert assets.WAITING_EVENTS_MAX == 5
     world.save(AssetSchedule(("x",), "each"))
@@ -307,8 +308,23 @@ def test_more_events_than_may_wait_are_dropped_and_counted(world: World, monkeyp
     assert world.store.scheduling.create_event_runs(world.epoch).dropped == {"d": 3}
     assert world.store.scheduling.create_event_runs(world.epoch).dropped == {}
     assert [row["dropped"] for row in world.query("SELECT dropped FROM asset_subscription")] == [3]
+    assert "events_dropped" in [problem.reason for problem in world.store.inspect.status()]
     world.store.tasks.set_paused("d", is_paused=False)
     assert [world.events_of(run_id) for run_id in world.of_assets()] == [[4], [5], [6], [7], [8]]
+    assert "events_dropped" not in [problem.reason for problem in world.store.inspect.status()], "it is over"
+
+
+def test_events_that_wait_for_runs_of_another_schedule_are_told(world: World) -> None:
+    world.save(AssetSchedule(("x",), "each"))
+    (x,) = world.watch("x")
+    world.store.tasks.set_paused("d", is_paused=True)
+    world.fire(x, 4)
+    with structlog.testing.capture_logs() as records:
+        world.save(AssetSchedule(("y",), "each"))
+        world.save(AssetSchedule(("x",), "each"))
+    (told,) = [(one["dag"], one["events"]) for one in records if "make none" in one["event"]]
+    assert told == ("d", 4)
+    assert world.waiting() == 0
 
 
 def test_a_run_of_the_same_name_by_hand_is_in_nobodys_way(world: World) -> None:

@@ -18,6 +18,7 @@ from headgate.scheduling.status_facts import (
     COUNTED_MAX,
     BrokerAway,
     Drifted,
+    FullBacklog,
     GoneDag,
     Letters,
     MissingPool,
@@ -39,6 +40,7 @@ from headgate.store.inspect.why_facts import ABSENCE_COLUMNS, Liveness, absence,
 from headgate.store.signals import waits
 from headgate.store.tables import (
     OPEN_TRIGGER,
+    asset_subscription,
     asset_watcher,
     consumer,
     consumer_letter,
@@ -53,8 +55,10 @@ from headgate.store.tables import (
     task_instance,
     trigger,
     triggerer,
+    waiting_event,
 )
 from headgate.store.tasks import task_rows
+from headgate.store.triggers.assets import WAITING_EVENTS_MAX
 
 UNCLAIMED_S = 60.0  # a trigger that is added is claimed within `poll_interval_s`
 AWAY_S = 10.0  # a broker that is restarted is back by then
@@ -108,6 +112,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         failed_starts=_troubled_tasks(tx, _W.failed_starts, _W.failed_at, _W.failed_error),
         import_errors=_import_errors(tx),
         gone_dags=_gone_dags(tx),
+        full_backlogs=_full_backlogs(tx),
         failed_runs=_failed_runs(tx),
         old_keys=_old_keys(tx),
     )
@@ -370,6 +375,23 @@ def _gone_dags(tx: Tx) -> tuple[GoneDag, ...]:
         GoneDag(row.name, row.file, row.runs, (tx.now - row.removed_at).total_seconds())
         for row in tx.connection.execute(rows)
     )
+
+
+def _full_backlogs(tx: Tx) -> tuple[FullBacklog, ...]:
+    """Return the DAGs of which events were dropped, and are as long as their run is not made."""
+    waiting = (
+        select(func.count()).select_from(waiting_event).where(waiting_event.c.dag_id == dag.c.id).scalar_subquery()
+    )
+    dropped = (
+        select(dag.c.name, func.sum(asset_subscription.c.dropped).label("dropped"), waiting.label("waiting"))
+        .select_from(asset_subscription.join(dag))
+        .where(asset_subscription.c.dropped > 0, dag.c.removed_at.is_(None))
+        .group_by(dag.c.id, dag.c.name)
+        .order_by(dag.c.name)
+        .limit(COUNTED_MAX)
+    )
+    rows = tx.connection.execute(dropped)
+    return tuple(FullBacklog(row.name, int(row.dropped)) for row in rows if row.waiting >= WAITING_EVENTS_MAX)
 
 
 def _failed_runs(tx: Tx) -> tuple[tuple[str, str], ...]:

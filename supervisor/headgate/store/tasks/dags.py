@@ -241,7 +241,7 @@ def _save_dag(tx: Tx, file: str, spec: DagSpec) -> None:
     if before is not None and before.spec_hash == digest and before.removed_at is None:
         return
     schedules.update_next_date(tx, dag_row, spec, None if before is None else before.spec)
-    assets.subscribe(tx, dag_row, spec.schedule)
+    assets.subscribe(tx, dag_row, spec)
     dag_signals.subscribe(tx, dag_row, spec.schedule)
     _mark_active_runs(tx, dag_row)
 

@@ -12,9 +12,11 @@ from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
+import structlog
 from sqlalchemy import and_, bindparam, delete, func, insert, literal_column, select, update
 
-from headgate.protocol.messages.schedules import AssetSchedule, Schedule
+from headgate.protocol.messages.dags import DagSpec
+from headgate.protocol.messages.schedules import AssetSchedule
 from headgate.scheduling.contracts import Backlog, EventRun, Waiting
 from headgate.store.db.bulk import Kind, chunks, insert_into, insert_new
 from headgate.store.db.prepared import Prepared
@@ -30,6 +32,8 @@ from headgate.store.tables import (
     trigger_event,
     waiting_event,
 )
+
+log = structlog.get_logger(__name__)
 
 WAITING_EVENTS_MAX = 10_000  # per DAG; beyond it the oldest are dropped, which is counted and logged
 
@@ -58,8 +62,9 @@ class Backlogged(msgspec.Struct, frozen=True):
 # --- subscriptions -------------------------------------------------------------------------------
 
 
-def subscribe(tx: Tx, dag_id: DagRowId, schedule: Schedule | None) -> None:
+def subscribe(tx: Tx, dag_id: DagRowId, spec: DagSpec) -> None:
     """Subscribe a DAG to exactly the assets of its schedule; events of other assets no longer wait for it."""
+    schedule = spec.schedule
     ids: dict[str, int] = {}
     if isinstance(schedule, AssetSchedule):
         for name in sorted(schedule.assets):
@@ -74,7 +79,10 @@ def subscribe(tx: Tx, dag_id: DagRowId, schedule: Schedule | None) -> None:
             tx.connection.execute(new.on_conflict_do_update(index_elements=keys, set_=terms))
     for table in (asset_subscription, waiting_event):
         others = table.c.dag_id == dag_id, table.c.asset_id.not_in(ids.values())
-        tx.connection.execute(delete(table).where(*others))
+        gone = tx.connection.execute(delete(table).where(*others)).rowcount
+        if table is waiting_event and gone:
+            told = "a DAG is not for these events any more, which have waited for its runs: they make none"
+            log.warning(told, dag=spec.dag_id, events=gone)
 
 
 # --- waiting events ------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The folder of DAG files: a worker process parses new and changed files, and the supervisor stores the DAGs.
 
 The supervisor reads names, sizes and times of files, never their contents: those are users' code. A file is parsed
-again if its size or modification time has changed, followed by all the others, because they may import from it. Slow
-files are parsed last, and a slow file that has not changed itself pauses before it is parsed again. If a file is
+again if its size or a time has changed, followed by all the others, because they may import from it. Slow files are
+parsed last, and a slow file that has not changed itself pauses before it is parsed again. A file that could not be
+parsed is tried again less and less often: what was wrong may be over, and no file says so. If a file is
 removed, so are its DAGs, unless the whole folder cannot be read or is empty. If two files define DAGs of the same id,
 the first one owns it, and the other is an import error as long as the first defines it.
 """
@@ -17,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -38,9 +40,20 @@ FILES_MAX = 10_000  # DAG files of one folder; a warning is logged if there are 
 DEPTH_MAX = 16  # folders within folders
 SLOW_S = 10.0  # a file that takes longer must not delay the others each time that one of them changes
 SLOW_PAUSE_FACTOR = 10  # times the parse time: the pause before a slow file is parsed again because another changed
+FAILED_AGAIN_S = 60.0  # before a file that could not be parsed is parsed again, then twice as long, ...
+FAILED_AGAIN_MAX_S = 600.0  # ... up to this
 WARNINGS_MAX = 1000  # different warnings that are logged, each once and not at every scan
 
-Signature = tuple[int, int, int]  # time of change in ns, size, inode
+# Times of the contents and of the inode in ns, size, inode. An archive may give two versions one time of the contents.
+Signature = tuple[int, int, int, int]
+
+
+class _Failure(NamedTuple):
+    """The last failure of a file that could not be parsed."""
+
+    error: str
+    wait_s: float
+    again_at: float
 
 
 class DagFiles:
@@ -64,6 +77,7 @@ class DagFiles:
         self._parsing: str | None = None
         self._begun_at = 0.0  # when the file that is being parsed was given to the parser
         self._slow: dict[str, float] = {}  # the end of the pause of each slow file
+        self._failed: dict[str, _Failure] = {}
         self._paused: set[str] = set()  # slow files to be parsed after their pause
         self._parsed: deque[FileParsed] = deque()  # to be stored
         self._gone: deque[str] = deque()  # removed files, whose DAGs are to be removed from the database
@@ -97,7 +111,7 @@ class DagFiles:
             self._parser.parse(self._parsing)
         if not self._is_summed_up and not self._waiting and self._parsing is None:
             self._sum_up()
-        return self._store_next(epoch)
+        return self._store_next(epoch, now)
 
     def _sum_up(self) -> None:
         self._is_summed_up = True
@@ -123,7 +137,7 @@ class DagFiles:
         """End the process of the parser."""
         self._parser.close()
 
-    def _store_next(self, epoch: Epoch) -> bool:
+    def _store_next(self, epoch: Epoch, now: float) -> bool:
         if not self._knows_database:
             # Find files that were removed while no supervisor ran.
             prefix = str(self._folder) + os.sep
@@ -137,13 +151,14 @@ class DagFiles:
             log.warning("a DAG file is gone, and its DAGs with it", file=self._gone.popleft())
             return True
         if self._parsed:
-            self._store_parsed(epoch, self._parsed[0])
+            self._store_parsed(epoch, self._parsed[0], now)
             self._parsed.popleft()
             return True
         return False
 
-    def _store_parsed(self, epoch: Epoch, parsed: FileParsed) -> None:
+    def _store_parsed(self, epoch: Epoch, parsed: FileParsed, now: float) -> None:
         error = parsed.error and f"{parsed.error}\n{parsed.traceback}".rstrip()
+        before = self._failed.pop(parsed.file, None)
         if not error:
             try:
                 for spec in parsed.dags:
@@ -160,7 +175,14 @@ class DagFiles:
             except Exception as unforeseen:
                 error = f"headgate cannot store the DAGs of the file: {described(unforeseen)}"
                 log.error("the DAGs of a file cannot be stored", file=parsed.file, exc_info=unforeseen)
-        self._store.save_import_error(epoch, parsed.file, error)
+        is_known = before is not None and before.error == error
+        if not is_known:
+            self._store.save_import_error(epoch, parsed.file, error)
+        if parsed.error:
+            wait_s = min(2 * before.wait_s, FAILED_AGAIN_MAX_S) if before is not None and is_known else FAILED_AGAIN_S
+            self._failed[parsed.file] = _Failure(error, wait_s, now + wait_s)
+        if is_known:
+            return
         log.error("a DAG file cannot be parsed", file=parsed.file, error=parsed.error or error)
 
     def _duplicate(self, parsed: FileParsed) -> str:
@@ -203,6 +225,7 @@ class DagFiles:
                 break
             found[path] = signature
         gone = sorted(path for path in self._seen.keys() - found.keys() if not self._is_unseen(path))
+        again = [path for path, failure in self._failed.items() if failure.again_at <= now and path in found]
         changed = [path for path, signature in sorted(found.items()) if self._seen.get(path) != signature]
         if changed:
             self._changed.update(changed)
@@ -218,6 +241,10 @@ class DagFiles:
         over = [path for path in self._paused if path != self._parsing and self._slow.get(path, now) <= now]
         self._paused.difference_update(over)
         self._waiting.extend(over)
+        for path in (*changed, *gone):
+            self._failed.pop(path, None)
+        busy = {*self._waiting, *self._paused, self._parsing}
+        self._waiting.extend(path for path in again if path in self._failed and path not in busy)
         self._gone.extend(gone)
         self._is_summed_up = self._is_summed_up and not gone
         kept = {path: signature for path, signature in self._seen.items() if self._is_unseen(path)}
@@ -240,7 +267,7 @@ class DagFiles:
                     if depth > 1:
                         (links if entry.is_symlink() else folders).append((Path(entry.path), depth - 1))
                 elif entry.name.endswith(".py") and stat.S_ISREG(status.st_mode) and self._has_name(entry.path):
-                    yield entry.path, (status.st_mtime_ns, status.st_size, status.st_ino)
+                    yield entry.path, (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
     def _entries(
         self, folder: Path, visited: set[tuple[int, int]]
