@@ -281,7 +281,7 @@ def test_letters_of_a_watcher_that_was_removed_do_not_stop_the_redrive_of_others
     (fit,) = bury_events(failing, 1)[-1:]
     done = call_database("dlq", "redrive", "--all", "--json")
     assert done.code == 1
-    assert [row["id"] for row in done.rows() if row.get("state") == "redriven"] == [fit]
+    assert [row["id"] for row in done.rows() if row.get("state") == "redriven"] == [fit], done
 
 
 def test_a_redrive_stops_after_ten_failures_in_a_row_and_goes_on_when_it_is_called_again(

@@ -250,6 +250,10 @@ class LetterRefused(StoreError):
         self.reason = reason
 
 
+class LetterWithoutTrigger(LetterRefused):
+    """The dead letter cannot be redriven, as no trigger can get its event or its message; others may be."""
+
+
 class LetterResolved(LetterRefused):
     """The dead letter was redriven or discarded before."""
 

@@ -32,7 +32,7 @@ from headgate.store import fresh_events
 from headgate.store.access.audit import Action
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting, reading
-from headgate.store.errors import LetterRefused, LetterResolved, NoSuchRow
+from headgate.store.errors import LetterRefused, LetterResolved, LetterWithoutTrigger, NoSuchRow
 from headgate.store.ids import LetterAction, LetterState
 from headgate.store.inspect.letters import UNRESOLVED
 from headgate.store.tables import asset_watcher, dead_letter, trigger
@@ -182,11 +182,11 @@ class LetterVerbs(Verbs):
         if row is None:
             raise NoSuchRow("dead letter", str(letter_id))
         if row.id is None:
-            raise LetterRefused(letter_id, "redriven", f"there is no trigger {row.trigger_id}")
+            raise LetterWithoutTrigger(letter_id, "redriven", f"there is no trigger {row.trigger_id}")
         if row.removed_at is None:
             if row.content != "event" and row.finished_at is not None:
                 reason = f"its trigger {row.id} has returned, and gets no messages: restart its watcher first"
-                raise LetterRefused(letter_id, "redriven", reason)
+                raise LetterWithoutTrigger(letter_id, "redriven", reason)
             return _Target(int(row.id), row.content)
         name = select(asset_watcher.c.name).where(asset_watcher.c.trigger_id == row.id).scalar_subquery()
         present = select(asset_watcher.c.trigger_id).where(
@@ -195,7 +195,7 @@ class LetterVerbs(Verbs):
         successor = tx.connection.execute(present).scalar_one_or_none()
         if successor is None:
             reason = f"its trigger {row.trigger_id} was removed, and there is no watcher of the same name now"
-            raise LetterRefused(letter_id, "redriven", reason)
+            raise LetterWithoutTrigger(letter_id, "redriven", reason)
         return _Target(int(successor), row.content)
 
 

@@ -37,6 +37,7 @@ from headgate.store.errors import (
     DatabaseAway,
     LetterRefused,
     LetterResolved,
+    LetterWithoutTrigger,
     NoSuchRow,
     OwnerUnsettled,
     RowsRefused,
@@ -59,7 +60,7 @@ WAIT_S = 60.0  # for a trigger to settle some message, if the user says nothing 
 FAILURES_IN_A_ROW_MAX = 10  # then what is wrong is not the letters
 
 # What a letter, or its trigger, may be the reason of; the next one may do better.
-_FAILURES = (LetterRefused, NoSuchRow, RowsRefused, OwnerUnsettled, DatabaseAway)
+_FAILURES = (LetterRefused, NoSuchRow, RowsRefused, TriggerRemoved, OwnerUnsettled, DatabaseAway)
 
 _SHOWN: tuple[Column, ...] = (
     *("id", "watcher", "content"),
@@ -442,7 +443,7 @@ class _Acting:
             if self._chosen.total == 1 and self._chosen.are_named:
                 raise
             self._count("resolved by others", {"id": letter_id, "error": str(exc)})
-        except TriggerRemoved as exc:
+        except LetterWithoutTrigger as exc:
             self._fail(letter_id, str(exc), is_alone=True)
         except _FAILURES as exc:
             self._fail(letter_id, str(exc))
@@ -470,8 +471,7 @@ class _Acting:
         self._count(done["state"].replace("_", " "), done)
 
     def _fail(self, letter_id: int, error: str, *, is_alone: bool = False) -> None:
-        """Tell of a failure, which says nothing about the other letters if ``is_alone``."""
-        self._in_a_row += not is_alone
+        self._in_a_row += not is_alone  # which says nothing about other letters
         print(f"headgate: {error}", file=sys.stderr)
         self._count("failed", {"id": letter_id, "error": error})
 

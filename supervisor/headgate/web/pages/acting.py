@@ -24,7 +24,7 @@ from headgate.scheduling.drift import worst_first
 from headgate.scheduling.words import counted
 from headgate.store.access.acts import Tried
 from headgate.store.access.audit import Action, Written
-from headgate.store.errors import LetterResolved, StoreError, TriggerRemoved
+from headgate.store.errors import LetterResolved, StoreError
 from headgate.store.facts.drift import StreamDrift
 from headgate.store.ids import LetterState
 from headgate.store.inspect.letters import UNRESOLVED, LetterCount, LetterFilter
@@ -423,8 +423,7 @@ def _part_of_letters(view: View, action: Action, word: str, which: LetterFilter,
             except LetterResolved:
                 pass
             except StoreError as error:
-                # That its watcher was removed says nothing about the others.
-                failures, failed = failures + (not isinstance(error, TriggerRemoved)), failed + 1
+                failures, failed = failures + 1, failed + 1
                 errors.append(str(error))
             else:
                 failures, count = 0, count + 1

@@ -41,6 +41,7 @@ class RuleBook(msgspec.Struct):
     left: list[Ask] = []
     started: dict[str, int] = {}  # the newest version with which it has started, by rule
     taken_back: int = 0  # what was asked for before this came to nothing
+    tied_at: float | None = None  # but for signals of the moment of that stop, if it was no signal: none is the first
     ready_since: float | None = None  # its necessary rules are met, and its trigger rule holds
     snapshot: tuple[tuple[str, int], ...] | None = None  # by the transaction that is being told
 
@@ -94,6 +95,10 @@ class RuleBook(msgspec.Struct):
         """Whether a stop was asked for later; one signal may do both, and then it is nobody's promise which counts."""
         return any(one.action == "STOP" and one.number >= ask.number for one in self.every)
 
+    def has_come_back(self, ask: Ask) -> bool:
+        """Whether a stop has taken it back for good."""
+        return ask.number < self.taken_back and ask.at != self.tied_at
+
     def is_both(self, stop: Ask) -> bool:
         """Whether what asks for a stop asks for a start as well."""
         return any(one.action in STARTING and one.number == stop.number for one in self.every)
@@ -135,8 +140,10 @@ class RuleBook(msgspec.Struct):
         """A stop is done: the first that is left, at least."""
         stops = self.asks("STOP")
         if stops:
-            self.taken_back = max(self.taken_back, stops[0].number)
-            self.left.remove(stops[0])
+            stop, rule = stops[0], self.rules.get(stops[0].rule)
+            self.taken_back = max(self.taken_back, stop.number)
+            self.tied_at = stop.at if rule is None or rule.ended else None
+            self.left.remove(stop)
         self.left = [one for one in self.left if not (one.is_by_hand and one.action == "STOP")]
 
     def close(self, places: dict[str, int] | None = None) -> None:

@@ -378,7 +378,7 @@ class RuleChecker(SignalChecker):
             self._find("started without cause", what)
         elif ask.action == "STOP":
             self._find("started without cause", f"{what}, which is a stop")
-        elif book.is_start(rule, version) and not rule.ended and ask.number < book.taken_back:
+        elif book.is_start(rule, version) and not rule.ended and book.has_come_back(ask):
             self._find("a start came back", what)
         for one in book.asks("STOP", "RESTART"):  # what is done by a later start
             one.is_due = one.is_due and not (ask is not None and one.number < ask.number)
