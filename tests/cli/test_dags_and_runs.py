@@ -239,6 +239,15 @@ def test_a_dag_that_is_missing_may_be_in_a_file_that_cannot_be_parsed(call_datab
     assert (called.code, called.err) == (1, f"headgate: {problem}\n")
 
 
+def test_a_dag_that_was_removed_is_known(call_database: Any, etl: Tasks) -> None:
+    etl.store.tasks.save_file(etl.epoch, "etl.py", [])
+    told = "headgate: no DAG file has the DAG etl any more, which was in etl.py: its runs and events are kept\n"
+    for command in (("why", "etl"), ("dags", "show", "etl"), ("dags", "trigger", "etl")):
+        called = call_database(*command)
+        assert (called.code, called.err) == (1, told), command
+    assert call_database("runs", "list", "etl").code == 0
+
+
 def test_many_files_with_mistakes_take_a_line_each_and_leave_the_dags_in_sight(call_database: Any, etl: Tasks) -> None:
     for number in range(50):
         etl.store.tasks.save_import_error(etl.epoch, f"bad{number:02}.py", "Traceback:\n  File here\nNameError: x")

@@ -157,6 +157,15 @@ class NoSuchRow(StoreError):
         self.name = name
 
 
+class DagRemoved(NoSuchRow):
+    """A DAG is in no file any more. Its runs and what waits for it are kept, and it goes on if it is there again."""
+
+    def __init__(self, name: str, file: str) -> None:
+        super().__init__("DAG", name)
+        self.args = (f"no DAG file has the DAG {name} any more, which was in {file}: its runs and events are kept",)
+        self.file = file
+
+
 class NoSuchInstance(StoreError):
     """A task does not have the instances that were named; ``reason`` says which it has, or that it is not mapped."""
 

@@ -48,11 +48,10 @@ def why(
                 try:
                     trigger_id = store.inspect.find_trigger(name)
                 except NoSuchRow:
-                    if not store.inspect.has_dag(name):
-                        raise NoSuchRow("DAG, trigger or watcher", name) from None
-                    _print(store.inspect.why_dag(name, liveness=liveness), as_json, traceback)
-                    return
-                _print(store.inspect.why_trigger(trigger_id, liveness=liveness), as_json, traceback)
+                    answer = _why_dag(store, name, liveness)
+                else:
+                    answer = store.inspect.why_trigger(trigger_id, liveness=liveness)
+                _print(answer, as_json, traceback)
             case [dag, run]:
                 _explain_run(store, dag, run, liveness, as_json, traceback)
             case [dag, run, task]:
@@ -62,6 +61,17 @@ def why(
                     _print(store.inspect.why_task(found, liveness=liveness), as_json, traceback)
             case _:
                 raise CommandError("name a trigger; or a DAG, or it and a run, or these and a task", exit_code=2)
+
+
+def _why_dag(store: Store, name: str, liveness: Liveness) -> Answer:
+    from headgate.store.errors import DagRemoved, NoSuchRow
+
+    try:
+        return store.inspect.why_dag(name, liveness=liveness)
+    except DagRemoved:
+        raise
+    except NoSuchRow:
+        raise NoSuchRow("DAG, trigger or watcher", name) from None
 
 
 def liveness_here(silence_max_s: float) -> Liveness:

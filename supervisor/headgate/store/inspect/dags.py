@@ -14,7 +14,7 @@ from headgate.protocol.messages.schedules import AssetSchedule, CronSchedule, Ev
 from headgate.scheduling.signal_rules import rule_text
 from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, reading
-from headgate.store.errors import NoSuchRow, SpecUnreadable
+from headgate.store.errors import DagRemoved, NoSuchRow, SpecUnreadable
 from headgate.store.tables import (
     dag,
     dag_run,
@@ -182,6 +182,9 @@ def _broken_files(tx: Tx, name: str | None, beyond: str, limit: int) -> list[Dag
 
 
 def _no_such_dag(tx: Tx, name: str) -> NoSuchRow:
+    removed = select(dag.c.file).where(dag.c.name == name, dag.c.removed_at.is_not(None))
+    if (file := tx.connection.execute(removed).scalar_one_or_none()) is not None:
+        return DagRemoved(name, file)
     statement = select(dag.c.name).where(dag.c.removed_at.is_(None)).order_by(dag.c.name)
     return NoSuchRow("DAG", name, near=near_names(tx, name, statement))
 

@@ -57,12 +57,6 @@ class RunSignals(Verbs):
 class DagPlaces(DagInspection):
     """The queries about the next runs of DAGs."""
 
-    @reading
-    def has_dag(self, tx: Tx, name: str) -> bool:
-        """Whether some file has a DAG of this name."""
-        found = select(dag.c.id).where(dag.c.name == name, dag.c.removed_at.is_(None))
-        return tx.connection.execute(found).first() is not None
-
     def dag_facts(self, name: str) -> DagFacts:
         """Return what decides when a DAG has its next run. Raises `NoSuchRow`."""
         line, spec = self.dag(name)
