@@ -31,7 +31,8 @@ class BrokerTrigger(BaseEventTrigger):
 
     def __init__(self, **kwargs: Any) -> None:
         for name, annotation in self._arguments().items():
-            check_type(name, kwargs.get(name), annotation)
+            if name in kwargs and isinstance(annotation, str):  # an adapter elsewhere may have classes
+                check_type(name, kwargs[name], annotation)
         check_name("connection", kwargs["connection"])
         self.producer(**kwargs)  # refuses what cannot be used at once
         self._kwargs = kwargs
@@ -72,7 +73,7 @@ class BrokerTrigger(BaseEventTrigger):
         return {name: value for name, value in kwargs.items() if name in names}
 
     @classmethod
-    def _arguments(cls) -> dict[str, str]:
+    def _arguments(cls) -> dict[str, object]:
         """Return the arguments of the adapter, each with its annotation."""
         adapter = next(each for each in cls.__mro__ if "producer" in vars(each))
         annotations = dict(vars(adapter)["__init__"].__annotations__)

@@ -174,15 +174,23 @@ class SharedStreamManager:
             raise ValueError(
                 "the key of a shared stream cannot be None, which means that the trigger has a run() of its own"
             )
-        group, source = self._groups.get(key), Source(type(trigger), trigger.serialize()[1])
+        group = self._groups.get(key)
         if group is None or group.subscribers == 0:
-            group = self._open(trigger_id, source, key, before=group)
-        if group.record.source is not None and (differs := group.record.source.differences(source)):
-            told = "its stream was opened by another trigger, with other arguments"
-            self._log.warning(told, trigger_id=trigger_id, differs=differs)
+            group = self._open(trigger_id, Source(type(trigger), trigger.serialize()[1]), key, before=group)
         subscription = group.join(trigger_id)
         self.cancel_rejoin(trigger_id)
+        if group.opened_by != trigger_id:
+            self._warn_of_others(group, trigger_id, trigger)
         return subscription
+
+    def _warn_of_others(self, group: Group, trigger_id: int, trigger: BaseEventTrigger) -> None:
+        """Warn of a trigger that would have opened its stream with other arguments: it gets what these give."""
+        opened, differs = group.record.source, dict[str, str]()
+        with contextlib.suppress(BaseException):  # an author's code
+            own = Source(type(trigger), trigger.serialize()[1])
+            differs = {} if opened is None else opened.differences(own)
+        if differs:
+            self._log.warning("its stream was opened with other arguments", trigger_id=trigger_id, differs=differs)
 
     async def unsubscribe(self, trigger_id: int, key: Hashable, *, cut_short: bool = False) -> None:
         """Remove a subscriber; do nothing if it is not subscribed.

@@ -239,7 +239,8 @@ def check_loads(ctx: typer.Context, store: Store, name: str, classpath: str, kwa
             others=[
                 OtherTrigger(one.name, one.classpath, store.inspect.trigger_kwargs(one.trigger_id))
                 for one in store.inspect.watchers()[:OTHERS_MAX]
-                if one.name != name
+                # No module is imported that could be slow, or fail, and is not asked for.
+                if one.name != name and (one.classpath == classpath or one.classpath.startswith("headgate.brokers."))
             ],
         )
     except (OSError, ValueError) as exc:
