@@ -214,7 +214,8 @@ def test_events_of_other_watchers_do_not_wake_a_reader(on_server: Watched, monke
         assert list(reader.follow("orders", idle_s=0.0)) == []
         on_server.store_events("x", trigger_id=other)
         assert list(reader.follow("orders", idle_s=0.05)) == []
-        assert looks == ["orders"] * 3  # the second time: at the beginning and at the end
+        # The second time: at the beginning and, unless the first of them takes all of the time, at the end.
+        assert looks in (["orders"] * 2, ["orders"] * 3)
 
 
 def test_many_triggers_of_one_slice_wake_every_reader(on_server: Watched) -> None:
