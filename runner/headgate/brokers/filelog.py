@@ -481,5 +481,9 @@ class FileLogTrigger(BaseEventTrigger):
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> FileLogProducer:
         """Return the producer; kwargs that only a subclass knows are ignored."""
-        limits = {name: kwargs[name] for name in ("line_bytes_max", "lock_timeout_s") if name in kwargs}
-        return FileLogProducer(kwargs["path"], kwargs["group"], **limits)
+        return FileLogProducer(kwargs["path"], kwargs["group"], **cls.shared_stream_arguments(kwargs))
+
+    @classmethod
+    def shared_stream_arguments(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the limits."""
+        return {name: kwargs[name] for name in ("line_bytes_max", "lock_timeout_s") if name in kwargs}

@@ -12,6 +12,7 @@ import trio
 from tests.waiting import WITHIN_S
 
 from headgate.brokers.filelog import FileLogTrigger, FileLogWriter
+from headgate.streams.group_settings import Source
 from headgate.triggers.base import TriggerEvent
 from headgate.triggers.shared_stream import Undecodable
 
@@ -33,6 +34,12 @@ def test_triggers_of_one_folder_and_group_share_a_stream_whatever_they_call_it(t
     key = FileLogTrigger(tmp_path / "log", "g").shared_stream_key()
     assert Orders(str(tmp_path / "link"), "g").shared_stream_key() == key
     assert FileLogTrigger(tmp_path / "log", "h").shared_stream_key() != key
+
+
+def test_the_limits_open_the_stream_of_a_group() -> None:
+    one, other = (Source(FileLogTrigger, FileLogTrigger("x", "g", line_bytes_max=n).serialize()[1]) for n in (10, 20))
+    assert one.differences(other) == {"line_bytes_max": "10, not 20"}
+    assert one.differences(one) == {}
 
 
 def test_a_bad_name_of_a_group_is_refused_by_the_constructor() -> None:
