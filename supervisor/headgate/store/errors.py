@@ -161,9 +161,9 @@ class DagRemoved(NoSuchRow):
     """A DAG is in no file any more. Its runs and what waits for it are kept, and it goes on if it is there again."""
 
     def __init__(self, name: str, file: str) -> None:
-        super().__init__("DAG", name)
-        self.args = (f"no DAG file has the DAG {name} any more, which was in {file}: its runs and events are kept",)
-        self.file = file
+        told = f"no DAG file has the DAG {name} any more, which was in {file}: its runs and events are kept"
+        StoreError.__init__(self, told)
+        self.what, self.name, self.file = "DAG", name, file
 
 
 class NoSuchInstance(StoreError):

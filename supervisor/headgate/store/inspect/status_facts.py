@@ -378,7 +378,7 @@ def _gone_dags(tx: Tx) -> tuple[GoneDag, ...]:
 
 
 def _full_backlogs(tx: Tx) -> tuple[FullBacklog, ...]:
-    """Return the DAGs of which events were dropped, and are as long as their run is not made."""
+    """Return the DAGs of which events were dropped, and for whose runs as many wait as may."""
     waiting = (
         select(func.count()).select_from(waiting_event).where(waiting_event.c.dag_id == dag.c.id).scalar_subquery()
     )

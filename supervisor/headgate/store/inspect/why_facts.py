@@ -7,7 +7,7 @@ answer then describes the new state.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,14 +60,13 @@ from headgate.store.tables import (
 )
 from headgate.store.tasks import run_states, stream_steps, task_rows, task_streams
 from headgate.store.tasks.graphs import read_spec
-from headgate.store.tasks.outcomes import HEALTHY_S
+from headgate.store.tasks.outcomes import is_healthy
 from headgate.store.triggers.leases import SILENCE_MAX_S, TriggererRow, triggerer_row
 
 _C = task_instance.c
 SUPERVISORS_MAX = 1000  # the newest
 HOLDERS_MAX = 20  # of a pool, and triggers that hold up a stream
 OTHER_RUNS_MAX = 1000
-_HEALTHY = timedelta(seconds=HEALTHY_S)
 
 
 class Liveness(NamedTuple):
@@ -336,6 +335,7 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
                 upstream[name] = instance_name(name, task.map_index)
                 states[name], seen[name] = at, frozenset({at})
     waits_for = None if row.trigger_id is None else trigger_facts(tx, row.trigger_id, liveness=liveness)
+    runs_well = state is TaskState.RUNNING and is_healthy(tx, row.started_at)
     return TaskFacts(
         dag=task.dag,
         run_id=task.run_id,
@@ -375,14 +375,9 @@ def task_facts(tx: Tx, task: TaskRef, *, liveness: Liveness) -> TaskFacts:
         is_ending=bool(row.is_ending),
         old_owner=supervisor(tx, row.old_owner_id, liveness=liveness),
         is_endless=bool(row.is_endless),
-        moves=row.moves if row.is_endless and not _is_healthy(tx, row, state) else 0,
+        moves=row.moves if row.is_endless and not runs_well else 0,
         begins_in_s=_until(tx.now, row.begins_at),
     )
-
-
-def _is_healthy(tx: Tx, row: Any, state: TaskState) -> bool:
-    """Return whether an endless task has run for so long that the workers it has lost before do not count."""
-    return state is TaskState.RUNNING and row.started_at is not None and tx.now - row.started_at >= _HEALTHY
 
 
 def _read_spec(name: str, data: bytes) -> tuple[DagSpec | None, str | None]:

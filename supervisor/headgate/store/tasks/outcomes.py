@@ -9,7 +9,7 @@ Outcomes are stored in groups: one transaction for all that have come in meanwhi
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -381,14 +381,15 @@ def _fail(tx: LeasedTx, end: StepEnd, failure: StepFailed, healthy_s: float) -> 
     more: dict[str, int] = {}
     if not failure.may_retry:
         task = msgspec.structs.replace(task, tries_max=task.try_number)
-    elif task.is_endless and _was_healthy(tx, task, healthy_s):
+    elif task.is_endless and is_healthy(tx, task.started_at, healthy_s):
         more["tries_max"] = max(task.tries_max, task.try_number + task.retries)
         task = msgspec.structs.replace(task, tries_max=more["tries_max"])
     return task_rows.fail(tx, task, "failed", "failed_to_retry", failure.error, **more)
 
 
-def _was_healthy(tx: Tx, task: LockedTask, healthy_s: float) -> bool:
-    return task.started_at is not None and (tx.now - task.started_at).total_seconds() >= healthy_s
+def is_healthy(tx: Tx, started_at: datetime | None, healthy_s: float = HEALTHY_S) -> bool:
+    """Return whether an endless task has run for so long that the workers it has lost before do not count."""
+    return started_at is not None and (tx.now - started_at).total_seconds() >= healthy_s
 
 
 def _lose(tx: LeasedTx, task: LockedTask, event: str, lost: WorkerLost, healthy_s: float) -> TaskState:
@@ -397,7 +398,7 @@ def _lose(tx: LeasedTx, task: LockedTask, event: str, lost: WorkerLost, healthy_
         return task_rows.fail(tx, task, event, f"{event}_to_retry", lost.reason)
     moves, begins_at = task.moves, None
     if not lost.is_blameless:
-        moves = 1 if _was_healthy(tx, task, healthy_s) else moves + 1
+        moves = 1 if is_healthy(tx, task.started_at, healthy_s) else moves + 1
         wait_s = retry_wait_s(moves, delay_s=MOVE_WAIT_S, is_exponential=True, delay_max_s=MOVE_WAIT_MAX_S)
         begins_at = bound(tx.connection, tx.now + timedelta(seconds=wait_s))
     error = storable_text(lost.reason, ERROR_CHARS_MAX)

@@ -225,7 +225,6 @@ class DagFiles:
                 break
             found[path] = signature
         gone = sorted(path for path in self._seen.keys() - found.keys() if not self._is_unseen(path))
-        again = [path for path, failure in self._failed.items() if failure.again_at <= now and path in found]
         changed = [path for path, signature in sorted(found.items()) if self._seen.get(path) != signature]
         if changed:
             self._changed.update(changed)
@@ -243,8 +242,9 @@ class DagFiles:
         self._waiting.extend(over)
         for path in (*changed, *gone):
             self._failed.pop(path, None)
+        due = [path for path, failure in self._failed.items() if failure.again_at <= now and path in found]
         busy = {*self._waiting, *self._paused, self._parsing}
-        self._waiting.extend(path for path in again if path in self._failed and path not in busy)
+        self._waiting.extend(path for path in due if path not in busy)
         self._gone.extend(gone)
         self._is_summed_up = self._is_summed_up and not gone
         kept = {path: signature for path, signature in self._seen.items() if self._is_unseen(path)}

@@ -239,7 +239,7 @@ TASK_COLUMNS = (
     Column("instances", _instances),
     Column("try", lambda line: line.try_number or None, is_number=True),
     Column("began", lambda line: line.started_at),
-    Column("took", lambda line: _took(line), is_number=True),
+    Column("took", _took, is_number=True),
     Column("pool", lambda line: line.pool, is_minor=True),
     Column("queue", lambda line: line.queue, is_minor=True),
     Column("last error", lambda line: Error(line.error) if line.error else None),

@@ -142,7 +142,9 @@ class RuleBook(msgspec.Struct):
         if stops:
             stop, rule = stops[0], self.rules.get(stops[0].rule)
             self.taken_back = max(self.taken_back, stop.number)
-            self.tied_at = stop.at if rule is None or rule.ended else None
+            if stop.number == self.taken_back:
+                is_signal = not stop.is_by_hand and (rule is None or not rule.ended)
+                self.tied_at = None if is_signal else stop.at
             self.left.remove(stop)
         self.left = [one for one in self.left if not (one.is_by_hand and one.action == "STOP")]
 
