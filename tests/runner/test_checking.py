@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.protocol.messages.checks import CheckTrigger
+from headgate.protocol.messages.checks import CheckTrigger, OtherTrigger, TriggerChecked
 from headgate.protocol.values import encode_value
 from headgate.runner import checking
 
@@ -67,6 +67,22 @@ def test_what_can_be_constructed_has_no_problem(problem: Callable[..., str]) -> 
     assert problem("checkable.Good", count=1) == ""
     assert problem("checkable.Anything", whatever=1) == ""
     assert problem("nested.inside.NoArguments") == ""
+
+
+def test_a_broken_neighbour_is_no_problem_of_what_is_checked(problem: Callable[..., str]) -> None:
+    def log(limit: int) -> bytes:
+        return encode_value({"path": "log", "group": "g", "line_bytes_max": limit}, where="kwargs")
+
+    classpath = "headgate.brokers.filelog.FileLogTrigger"
+    others = (
+        OtherTrigger("gone", "no.such.Class", b"{}"),
+        OtherTrigger("garbled", classpath, b"{"),
+        OtherTrigger("refused", classpath, b'{"group": "../g"}'),
+        OtherTrigger("same", classpath, log(20)),
+        OtherTrigger("other", classpath, log(10)),
+    )
+    note = "the watcher other reads the same stream, with line_bytes_max=10, not 20"
+    assert checking.check(CheckTrigger(classpath, log(20), others=others)) == TriggerChecked(notes=(note,))
 
 
 @pytest.mark.parametrize(
