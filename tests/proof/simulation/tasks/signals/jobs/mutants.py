@@ -201,7 +201,7 @@ def _own_exceptions_are_moves() -> Sequence[Patch]:
 
 
 def _tries_come_back_at_once() -> Sequence[Patch]:
-    return [(outcomes, "_was_healthy", lambda tx, task, healthy_s: True)]
+    return [(outcomes, "is_healthy", lambda tx, started_at, healthy_s: True)]
 
 
 def _nothing_is_taken() -> Sequence[Patch]:
