@@ -96,6 +96,7 @@ def test_a_dag_without_tasks_is_told_of_where_it_is_started_and_shown(call_datab
         (["--run-id", ".."], "--run-id: '..' has another meaning"),
         (["--conf", "[" * 3000 + "]" * 3000], "--conf: is nested too deeply"),
         (["--conf", '{"p": "\\ud800"}'], "half of a surrogate pair, which is not text"),
+        (["--conf", '{"a": [{"n": 1, "p": 2, "n": 3}]}'], "--conf: the name 'n' is there twice in one object"),
     ],
 )
 def test_what_cannot_be_a_run_is_refused(call_database: Any, etl: Tasks, options: list[str], problem: str) -> None:

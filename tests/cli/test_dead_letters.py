@@ -306,7 +306,7 @@ def test_a_redrive_stops_after_ten_failures_in_a_row_and_goes_on_when_it_is_call
 def test_an_edited_letter_is_shown_with_both_payloads_and_who_did_it(call_database: Any, failing: Failing) -> None:
     (number,) = bury_events(failing, 1)
     edited = call_database("dlq", "edit", str(number), "--payload", '{"order": 12}', "--note", "a typing error")
-    assert edited.out == f"edited dead letter {number}; `headgate dlq redrive {number}` stores it\n"
+    assert edited.out == f"edited dead letter {number}; `headgate dlq redrive {number}` goes on with its new payload\n"
     shown = call_database("dlq", "show", str(number)).out
     assert '\nedited payload:\n  {"order":12}\n\npayload:\n  {"order":0}\n' in shown
     assert re.search(r"what was done:\n.*\nedited .* a typing error\n", shown)

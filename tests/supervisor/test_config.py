@@ -233,6 +233,12 @@ def test_no_password_and_no_key_is_ever_shown(folder: Path, url: str) -> None:
     assert "***" in shown
 
 
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", " sqlite:///:memory: "])
+def test_a_database_in_memory_is_refused(folder: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match="database_url: a database in memory ends with its process"):
+        load(folder, {"HEADGATE_DATABASE_URL": url})
+
+
 @pytest.mark.parametrize(
     ("url", "got"),
     [

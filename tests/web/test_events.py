@@ -16,6 +16,7 @@ from headgate.store.consuming import places, reading, set_aside
 from headgate.store.consuming.reading import Cursor
 from headgate.store.facts.supervisor_status import SupervisorStatus, encode_status
 from headgate.store.ids import Epoch
+from headgate.store.inspect.letters import LetterFilter
 from headgate.store.signals import waits
 from headgate.store.store import Store
 from headgate.store.tables import consumer, dead_letter, trigger
@@ -126,19 +127,41 @@ def test_a_payload_with_a_masked_password_is_not_edited_in_a_form(
     assert ("<textarea" in text) == is_edited, "its form would store the mask in place of the password"
 
 
-@pytest.mark.parametrize(("content", "redrives"), [("undecoded", False), ("message", True)])
-def test_what_no_producer_could_decode_is_not_redriven_as_it_is(
-    page: Get, client: TestClient, store: Store, epoch: Epoch, content: str, redrives: bool
+@pytest.mark.parametrize(
+    ("content", "key", "unfit", "edited_redrives"),
+    [
+        ("undecoded", "k", "could not decode the message", True),
+        ("undecoded", None, "could not decode the message", False),
+        ("message", "k", "", True),
+        ("message", None, "gives its messages no keys", False),
+        ("event", None, "", True),
+    ],
+)
+def test_what_cannot_be_redriven_as_it_is_has_no_button_for_it(
+    page: Get,
+    client: TestClient,
+    store: Store,
+    epoch: Epoch,
+    content: str,
+    key: str | None,
+    unfit: str,
+    edited_redrives: bool,
 ) -> None:
     (trigger_id,) = add(store, "orders")
     store.claim_triggers(epoch, limit=10, queues=("default",))
-    store.dead_letter_event(epoch, FiredEvent(trigger_id, "run", 1, 0, b'"x"', "k"), "refused")
+    store.dead_letter_event(epoch, FiredEvent(trigger_id, "run", 1, 0, b'"x"', key), "refused")
     with store.database.writing() as tx:
         tx.connection.execute(update(dead_letter).values(content=content))
     (row,) = client.get("/dead-letters.json").json()["rows"]
-    assert (">Redrive<" in page(f"/dead-letters/{row['id']}")) == redrives
+
+    def is_fit() -> bool:
+        return bool(store.inspect.letter_ids(LetterFilter(is_fit=True), after_id=0, up_to_id=row["id"], limit=1))
+
+    text = page(f"/dead-letters/{row['id']}")
+    assert (">Redrive<" in text) == is_fit() == (not unfit)
+    assert unfit in text
     store.letters.edit(row["id"], b'"y"', by="ada", note="")
-    assert ">Redrive<" in page(f"/dead-letters/{row['id']}")
+    assert (">Redrive<" in page(f"/dead-letters/{row['id']}")) == is_fit() == edited_redrives
 
 
 def test_the_list_of_supervisors_says_how_their_runners_end(client: TestClient, store: Store, epoch: Epoch) -> None:

@@ -34,7 +34,7 @@ from headgate.store.db.transaction import Tx
 from headgate.store.db.verbs import Verbs, acting, reading
 from headgate.store.errors import LetterRefused, LetterResolved, LetterWithoutTrigger, NoSuchRow
 from headgate.store.ids import LetterAction, LetterState
-from headgate.store.inspect.letters import UNRESOLVED
+from headgate.store.inspect.letters import UNRESOLVED, why_unfit
 from headgate.store.tables import asset_watcher, dead_letter, trigger
 from headgate.store.triggers.by_hand import writing_by_hand
 from headgate.store.triggers.dead_letters import storable_text
@@ -129,11 +129,8 @@ class LetterVerbs(Verbs):
     @acting
     def _give_again(self, tx: Tx, letter_id: int, trigger_id: int, by: str, note: str) -> Redriven:
         row = _locked(tx, letter_id, "redriven", GIVEN_AGAIN)
-        if row.content == "undecoded" and row.edited_payload is None:
-            hint = "edit it, so that it is a message as its filter expects it, or discard it"
-            raise LetterRefused(letter_id, "redriven", f"its producer could not decode the message: {hint}")
-        if row.key is None:
-            reason = "its producer gives its messages no keys, so events that are stored already would not be known"
+        has_key, is_edited = row.key is not None, row.edited_payload is not None
+        if reason := why_unfit(row.content, has_key=has_key, is_edited=is_edited):
             raise LetterRefused(letter_id, "redriven", reason)
         _update(
             tx,

@@ -54,6 +54,7 @@ _PATHS = ("home", "capture", "dags_folder", "log_folder")
 # Flags with another name than their setting.
 _FLAGS = {"database_url": "--db", "log_level": "--debug", "dags_folder": "--dags", "web_listen": "--listen"}
 _SECRETS = ("fernet_keys", "database_url")
+_IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # URLs that SQLAlchemy takes for that
 _HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,99}")
 # A pair: the first must be less than the second, or the second can never do its work.
 _LESS_THAN = (
@@ -173,6 +174,9 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
         value = value.strip()
         if key == "database_url":
             value = re.sub(r"^postgres://", "postgresql://", value)
+            if value in _IN_MEMORY:
+                problem = f"{key}: a database in memory ends with its process: use sqlite:///path/to/file.db"
+                raise ConfigError(key, origin.source, problem)
         if isinstance(_FIELDS[key].default, tuple):
             value = [item.strip() for item in value.split(",") if item.strip()]
         elif key in ("log_format", "log_level"):

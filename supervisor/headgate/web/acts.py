@@ -146,10 +146,10 @@ def of_stream(stream_id: int, *, has_drifted: bool) -> tuple[Act, ...]:
     return (ask, accept) if has_drifted else (ask,)
 
 
-def of_letter(letter_id: int, state: str, payload: str | None, *, is_message: bool) -> tuple[Act, ...]:
+def of_letter(letter_id: int, state: str, payload: str | None, *, is_fit: bool) -> tuple[Act, ...]:
     """Return the acts on a dead letter in a state; ``payload`` is the text to begin an edit with, None: without one.
 
-    What no producer could decode, and nobody has edited, is no message (``is_message``), and not redriven.
+    ``is_fit``: a redrive may take it as it is, see `headgate.store.inspect.letters.why_unfit`.
     """
     redrive = Act("dlq redrive", "Redrive", {"letter": letter_id}, (NOTE,))
     discard = Act("dlq discard", "Discard", {"letter": letter_id}, (NOTE,))
@@ -157,7 +157,7 @@ def of_letter(letter_id: int, state: str, payload: str | None, *, is_message: bo
     if payload is not None:
         new = Field("payload", "Payload, as JSON", payload, is_long=True)
         edit = (Act("dlq edit", "Edit what a redrive stores", {"letter": letter_id}, (new, NOTE)),)
-    redrives = (redrive,) if is_message else ()
+    redrives = (redrive,) if is_fit else ()
     by_state = {"open": (*redrives, discard, *edit), "redriving": (redrive, discard), "at_broker": (discard,)}
     return by_state.get(state, ())
 

@@ -15,7 +15,7 @@ from headgate.presentation.errors import without_own_frames
 from headgate.presentation.run_ids import run_id as checked_run_id
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
-from headgate.scheduling.words import error_line
+from headgate.scheduling.words import shortened
 
 if TYPE_CHECKING:
     from headgate.protocol.messages.dags import DagSpec, TaskSpec
@@ -76,7 +76,7 @@ def _print_broken(files: dict[str, str], *, whole: bool) -> None:
         return
     print(f"\n{len(files):,} files cannot be parsed; their tracebacks: headgate dags list --errors")
     for file, error in sorted(files.items())[:BROKEN_FILES_SHOWN_MAX]:
-        print(shown(f"  {place(file)}: {error_line(error)}"))
+        print(shown(f"  {place(file)}: {shortened(error)}"))
     if len(files) > BROKEN_FILES_SHOWN_MAX:
         print(f"  and {len(files) - BROKEN_FILES_SHOWN_MAX:,} more")
 

@@ -277,7 +277,7 @@ def edit(
     encoded = encode_value(value, where="payload", bytes_max=invocation(ctx).settings().event_bytes_max)
     with invocation(ctx).store() as store:
         store.letters.edit(letter, encoded, by=user_name(), note=note)
-    print(f"edited dead letter {letter}; `headgate dlq redrive {letter}` stores it")
+    print(f"edited dead letter {letter}; `headgate dlq redrive {letter}` goes on with its new payload")
 
 
 def _read(file: Path) -> str:

@@ -24,8 +24,7 @@ class LetterFilter(msgspec.Struct, frozen=True):
     """Which dead letters are meant; what is None does not matter.
 
     ``watcher`` is every watcher that has or had this name. ``reason`` is a part of it, in any case of its letters. With
-    ``is_fit`` only those that a redrive may take as they are: no message without a key, and none that no producer
-    could decode and nobody has edited.
+    ``is_fit`` only those that a redrive may take as they are, see `why_unfit`.
     """
 
     watcher: str | None = None
@@ -55,6 +54,16 @@ class LetterFilter(msgspec.Struct, frozen=True):
 
 
 EVERY_LETTER = LetterFilter()
+
+
+def why_unfit(content: LetterContent, *, has_key: bool, is_edited: bool) -> str:
+    """Return why no redrive may take a letter as it is, "" if one may; `LetterFilter.is_fit` is the same in SQL."""
+    if content == "undecoded" and not is_edited:
+        hint = "edit it, so that it is a message as its filter expects it, or discard it"
+        return f"its producer could not decode the message: {hint}"
+    if content != "event" and not has_key:
+        return "its producer gives its messages no keys, so events that are stored already would not be known"
+    return ""
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import get_args
 from headgate.scheduling.words import times
 from headgate.store.ids import LetterState
 from headgate.store.inspect.event_log import EventRow
-from headgate.store.inspect.letters import UNRESOLVED, LetterFilter
+from headgate.store.inspect.letters import UNRESOLVED, LetterFilter, why_unfit
 from headgate.web import acts
 from headgate.web.cells import Cell, Code, Column, Error, Link, State, path
 from headgate.web.rendering import mask_passwords
@@ -100,16 +100,17 @@ def letter(view: View) -> Answer:
     """Show a dead letter: its error, its payload, and what was done about it."""
     found = view.inspect.dead_letter(view.part_number("id"))
     row, kept = found.row, found.payload if found.edited_payload is None else found.edited_payload
-    is_message = row.content != "undecoded" or found.edited_payload is not None
+    unfit = why_unfit(row.content, has_key=row.key is not None, is_edited=found.edited_payload is not None)
     values = {
         "letter": found,
         "shows_payload": view.may("operator"),
-        "acts": view.acts(*acts.of_letter(row.id, row.state, _editable(kept), is_message=is_message)),
+        "acts": view.acts(*acts.of_letter(row.id, row.state, _editable(kept), is_fit=not unfit)),
         "facts": (
             ("state", State(row.state)),
             ("of", Link(path("triggers", row.trigger_id), row.watcher or f"trigger-{row.trigger_id}")),
             ("key", None if row.key is None else Code(row.key)),
             ("holds", row.content),
+            ("no redrive", unfit or None),
             ("seen", times(row.deliveries)),
             ("since", row.stored_at),
             ("size", f"{row.payload_bytes:,} bytes"),
