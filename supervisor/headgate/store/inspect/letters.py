@@ -86,7 +86,7 @@ class DeadLetterRow(msgspec.Struct, frozen=True):
     payload_kept: bool
     reason: str
     stored_at: datetime
-    content: str
+    content: LetterContent
     kind: str
     is_last: bool
     deliveries: int
