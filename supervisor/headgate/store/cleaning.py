@@ -68,6 +68,7 @@ from headgate.store.tables import (
     waiting_event,
 )
 from headgate.store.triggers import leases
+from headgate.store.triggers.events import REDRIVEN_RUN
 from headgate.store.triggers.streams import is_gone
 
 # Younger rows are not deleted: a supervisor that does not know whether its commit arrived reports an event again, and
@@ -109,9 +110,10 @@ def _ended_runs(before: datetime) -> ColumnElement[bool]:
 
 
 def _event_is_free() -> ColumnElement[bool]:
-    """Return the condition that no task was or will be resumed by it, no run created, and no consumer needs it."""
+    """Return the condition that no task was or will be resumed by it, no run created, and nothing else needs it."""
     return and_(
         ~consumers.is_needed(),
+        ~_has_open_letter(),
         ~exists(ONE).where(task_instance.c.event_id == trigger_event.c.id),
         ~exists(ONE).where(
             task_stream.c.trigger_id == trigger_event.c.trigger_id, task_stream.c.handled_to < trigger_event.c.id
@@ -121,11 +123,25 @@ def _event_is_free() -> ColumnElement[bool]:
     )
 
 
+def _has_open_letter() -> ColumnElement[bool]:
+    """Return the condition that a redrive may still look for it: by its own name, or by the key of its message.
+
+    Without it the redrive would store the event once more.
+    """
+    c, letter = trigger_event.c, dead_letter.c
+    is_same = and_(letter.trigger_run_id == c.trigger_run_id, letter.sequence_index == c.sequence_index)
+    has_key = and_(letter.trigger_id == c.trigger_id, letter.key == c.key, letter.key.is_not(None))
+    # Each has an index of its own.
+    return or_(*(exists(ONE).where(letter.resolved_at.is_(None), of_event) for of_event in (is_same, has_key)))
+
+
 def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
     """Return the condition that it ended before then, and has no owner, no task, and no watcher that is not removed.
 
-    The stream of a task may go on, and open its trigger again.
+    The stream of a task may go on, and open its trigger again. A letter that is not resolved may be redriven, by the
+    next watcher of the same name if need be.
     """
+    with_letters = select(dead_letter.c.trigger_id).where(dead_letter.c.resolved_at.is_(None))
     present = exists(ONE).where(asset_watcher.c.trigger_id == trigger.c.id, asset_watcher.c.removed_at.is_(None))
     return and_(
         or_(trigger.c.finished_at.is_not(None), trigger.c.removed_at.is_not(None)),
@@ -133,13 +149,19 @@ def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
         is_gone(trigger.c.triggerer_id),
         ~exists(ONE).where(task_instance.c.trigger_id == trigger.c.id),
         ~exists(ONE).where(task_stream.c.trigger_id == trigger.c.id),
+        trigger.c.id.not_in(with_letters),  # read once for all rows
         ~present,
     )
 
 
 def _has_newer() -> ColumnElement[bool]:
+    """Return the condition that it is not what `EventVerbs.last_event` returns."""
     newer = trigger_event.alias()
-    return exists(ONE).where(newer.c.trigger_id == trigger_event.c.trigger_id, newer.c.id > trigger_event.c.id)
+    return exists(ONE).where(
+        newer.c.trigger_id == trigger_event.c.trigger_id,
+        newer.c.id > trigger_event.c.id,
+        ~newer.c.trigger_run_id.startswith(REDRIVEN_RUN),
+    )
 
 
 def _old_keyed_events(before: datetime) -> ColumnElement[bool]:

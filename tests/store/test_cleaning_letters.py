@@ -1,0 +1,85 @@
+"""A clean keeps whatever the redrive of a dead letter needs: without it, events would be stored once more, or never."""
+
+from __future__ import annotations
+
+import pytest
+from tests.store.harness import Clock, Query, register
+from tests.store.tasks.streams_harness import Streams, stream_wait
+from tests.store.tasks.test_poison import SKIP, work
+from tests.store.test_cleaning import claim_watcher, clean, fired
+
+from headgate.protocol.values import decode_value
+from headgate.store.cleaning import KINDS, UNASKED, Kind
+from headgate.store.ids import Epoch
+from headgate.store.store import Store
+
+BY = "ada"
+NOT_LETTERS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ("dead_letters", "open_dead_letters"))
+
+
+def letter_ids(store: Store) -> list[int]:
+    return [letter.id for letter in store.inspect.dead_letters()]
+
+
+def grow_old(store: Store, epoch: Epoch, clock: Clock) -> None:
+    """Let 40 days pass, through which the supervisor has lived."""
+    clock.pass_days(40)
+    store.heartbeat(epoch)
+
+
+def test_the_letter_of_a_removed_watcher_is_redriven_to_the_next_of_its_name(old: Store, clock: Clock) -> None:
+    epoch = register(old)
+    trigger = claim_watcher(old, epoch)
+    old.dead_letter_event(epoch, fired(trigger, 0, key="k"), "refused")
+    old.remove_watcher("w")
+    old.release_triggers(epoch, [trigger])
+    following = claim_watcher(old, epoch)
+    grow_old(old, epoch, clock)
+
+    assert clean(old, 30, kinds=NOT_LETTERS) == {}
+    (letter,) = letter_ids(old)
+    assert old.letters.redrive(letter, by=BY).state == "redriven"
+    assert [event.trigger_id for event in old.inspect.events()] == [following]
+    grow_old(old, epoch, clock)
+    assert clean(old, 30, kinds=NOT_LETTERS) == {"asset_watcher": 1, "trigger": 1}, "nothing is to be done any more"
+
+
+@pytest.mark.parametrize(("run", "key"), [("later", "k"), ("run", None)], ids=["of its message", "of its name"])
+def test_an_event_that_the_redrive_of_a_letter_would_find_stays(
+    old: Store, clock: Clock, query: Query, run: str, key: str | None
+) -> None:
+    epoch = register(old)
+    trigger = claim_watcher(old, epoch)
+    old.dead_letter_event(epoch, fired(trigger, 0, key=key), "refused")
+    old.store_slice(
+        epoch, events=[fired(trigger, 0, key=key, run=run), fired(trigger, 1, key=key and "other", run=run)]
+    )
+    grow_old(old, epoch, clock)
+
+    assert clean(old, 30, kinds=NOT_LETTERS) == {}
+    (letter,) = letter_ids(old)
+    assert old.letters.redrive(letter, by=BY).state == "stored_meanwhile"
+    assert len(query("SELECT id FROM trigger_event")) == 2
+    assert clean(old, 30, kinds=NOT_LETTERS) == {"trigger_event": 1}
+
+
+def test_an_event_that_a_stream_has_passed_over_keeps_its_place_until_it_is_redriven(
+    old: Store, clock: Clock, query: Query
+) -> None:
+    tasks = Streams(old, query, retries=0)
+    tasks.stream_it(stream_wait(SKIP))
+    for payload in ("bad", "new"):
+        tasks.fire(payload)
+        work(tasks, "bad")
+    grow_old(old, tasks.epoch, clock)
+    clean(old, 30, kinds=UNASKED)
+
+    (letter,) = letter_ids(old)
+    assert old.letters.redrive(letter, by=BY).state == "redriven"
+    assert work(tasks, "nothing") == [["bad"]]
+    for _ in range(2):
+        last = old.last_event(tasks.trigger_id)
+        assert last is not None
+        assert decode_value(last.payload) == "new", "the trigger goes on behind it"
+        grow_old(old, tasks.epoch, clock)
+        clean(old, 30, kinds=UNASKED)
