@@ -107,6 +107,7 @@ def test_a_cursor_that_is_not_of_these_events_is_refused(watched: Watched, clien
         Cursor(watched.trigger_id, -1): "no id is negative",
         Cursor(-1, 0): "no id is negative",
         Cursor(0, 1): "it has an event, but no trigger",
+        Cursor.parse(f"{2**63}:1"): "no id is that large",
         Cursor(watched.trigger_id, newest.event_id + 1): f"is {newest.event_id}, so it is beyond the end",
         Cursor(other, 0): "its trigger is that of the watcher 'others', not of 'orders'",
         Cursor(other + 1, 0): f"the newest trigger is {other}, so it is beyond the end; is it of another database",

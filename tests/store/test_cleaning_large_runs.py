@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select
 from tests.store.harness import Clock, OpenStore, Query, wait_until_blocked
-from tests.store.test_cleaning import DAY_S, clean
+from tests.store.test_cleaning import DAY_S, claim_watcher, clean, fired
 from tests.supervisor.tasks_harness import Tasks
 from tests.waiting import WITHIN_S
 
@@ -18,7 +19,7 @@ from headgate.store.db.engine import open_engine
 from headgate.store.errors import NoSuchRow
 from headgate.store.removal import runs
 from headgate.store.store import Store
-from headgate.store.tables import xcom
+from headgate.store.tables import asset, dag_run_event, trigger_event, xcom
 
 
 def large_run(store: Store, clock: Clock, query: Query, *, tasks: int) -> Tasks:
@@ -120,3 +121,23 @@ def test_what_belongs_to_runs_and_tasks_counts_as_well(
     two = {"xcom": 8, "task_instance": 2}
     assert done == [two, two | {"dag_run": 1}, {"xcom": 8, "task_instance": 4, "dag_run": 1}, {}]
     assert tried == {"xcom": 24, "task_instance": 8, "dag_run": 2}
+
+
+def test_a_run_of_more_events_than_go_at_once_goes_in_pieces_too(
+    old: Store, clock: Clock, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "CLEAN_ROWS_MAX", 10)
+    monkeypatch.setattr(runs, "DEPENDENT_ROWS_MAX", 20)
+    made = large_run(old, clock, query, tasks=3)
+    trigger = claim_watcher(old, made.epoch, asset="orders")
+    old.store_slice(made.epoch, events=[fired(trigger, index) for index in range(35)])
+    with old.database.writing() as tx:
+        (asset_id,) = tx.connection.execute(select(asset.c.id)).scalars()
+        events = tx.connection.execute(select(trigger_event.c.id)).scalars()
+        rows = [{"dag_run_id": made.run, "trigger_event_id": event, "asset_id": asset_id} for event in events]
+        tx.connection.execute(dag_run_event.insert(), rows)
+
+    done = [cleaned for _, cleaned in old.cleaning.clean(30 * DAY_S, kinds=["runs"])]
+
+    assert [cleaned.rows.get("dag_run_event", 0) for cleaned in done][:4] == [0, 10, 10, 15]
+    assert [row["run_id"] for row in query("SELECT run_id FROM dag_run")] == ["r2"]

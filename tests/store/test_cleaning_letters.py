@@ -8,6 +8,7 @@ from tests.store.tasks.streams_harness import Streams, stream_wait
 from tests.store.tasks.test_poison import SKIP, work
 from tests.store.test_cleaning import claim_watcher, clean, fired
 
+from headgate.client import Client
 from headgate.protocol.values import decode_value
 from headgate.store.cleaning import KINDS, UNASKED, Kind
 from headgate.store.ids import Epoch
@@ -61,6 +62,37 @@ def test_an_event_that_the_redrive_of_a_letter_would_find_stays(
     assert old.letters.redrive(letter, by=BY).state == "stored_meanwhile"
     assert len(query("SELECT id FROM trigger_event")) == 2
     assert clean(old, 30, kinds=NOT_LETTERS) == {"trigger_event": 1}
+
+
+def test_what_the_next_watcher_has_stored_of_the_message_stays_too(old: Store, clock: Clock) -> None:
+    epoch = register(old)
+    trigger = claim_watcher(old, epoch)
+    old.dead_letter_event(epoch, fired(trigger, 0, key="k"), "refused")
+    old.remove_watcher("w")
+    old.release_triggers(epoch, [trigger])
+    following = claim_watcher(old, epoch)
+    old.store_slice(epoch, events=[fired(following, 0, key="k"), fired(following, 1, key="other")])
+    grow_old(old, epoch, clock)
+
+    assert clean(old, 30, kinds=NOT_LETTERS) == {}
+    (letter,) = letter_ids(old)
+    assert old.letters.redrive(letter, by=BY).state == "stored_meanwhile"
+
+
+def test_a_reader_goes_on_though_only_older_events_of_a_removed_watcher_are_kept(old: Store, clock: Clock) -> None:
+    epoch = register(old)
+    trigger = claim_watcher(old, epoch)
+    old.dead_letter_event(epoch, fired(trigger, 0, key="k"), "refused")
+    old.store_slice(epoch, events=[fired(trigger, 0, key="k"), fired(trigger, 1), fired(trigger, 2)])
+    client = Client(old.database)
+    at = client.newest("w")
+    old.remove_watcher("w")
+    old.release_triggers(epoch, [trigger])
+    old.store_slice(epoch, events=[fired(claim_watcher(old, epoch), 0)])
+    grow_old(old, epoch, clock)
+
+    assert clean(old, 30, kinds=NOT_LETTERS) == {"trigger_event": 2}
+    assert len(client.events("w", after=at)) == 1
 
 
 def test_an_event_that_a_stream_has_passed_over_keeps_its_place_until_it_is_redriven(

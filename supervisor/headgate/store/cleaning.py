@@ -126,22 +126,30 @@ def _event_is_free() -> ColumnElement[bool]:
 def _has_open_letter() -> ColumnElement[bool]:
     """Return the condition that a redrive may still look for it: by its own name, or by the key of its message.
 
-    Without it the redrive would store the event once more.
+    Without it the redrive would store the event once more, perhaps for the next watcher of the same name.
     """
     c, letter = trigger_event.c, dead_letter.c
-    is_same = and_(letter.trigger_run_id == c.trigger_run_id, letter.sequence_index == c.sequence_index)
-    has_key = and_(letter.trigger_id == c.trigger_id, letter.key == c.key, letter.key.is_not(None))
-    # Each has an index of its own.
-    return or_(*(exists(ONE).where(letter.resolved_at.is_(None), of_event) for of_event in (is_same, has_key)))
+    is_open, has_key = letter.resolved_at.is_(None), and_(letter.key.is_not(None), letter.key == c.key)
+    of_letter, of_event = asset_watcher.alias(), asset_watcher.alias()
+    is_namesake = and_(
+        of_event.c.trigger_id == c.trigger_id,
+        of_letter.c.name == of_event.c.name,
+        letter.trigger_id == of_letter.c.trigger_id,
+    )
+    return or_(  # each with indexes of its own
+        exists(ONE).where(
+            is_open, letter.trigger_run_id == c.trigger_run_id, letter.sequence_index == c.sequence_index
+        ),
+        exists(ONE).where(is_open, has_key, letter.trigger_id == c.trigger_id),
+        exists(ONE).where(is_open, has_key, is_namesake),
+    )
 
 
 def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
     """Return the condition that it ended before then, and has no owner, no task, and no watcher that is not removed.
 
-    The stream of a task may go on, and open its trigger again. A letter that is not resolved may be redriven, by the
-    next watcher of the same name if need be.
+    The stream of a task may go on, and open its trigger again.
     """
-    with_letters = select(dead_letter.c.trigger_id).where(dead_letter.c.resolved_at.is_(None))
     present = exists(ONE).where(asset_watcher.c.trigger_id == trigger.c.id, asset_watcher.c.removed_at.is_(None))
     return and_(
         or_(trigger.c.finished_at.is_not(None), trigger.c.removed_at.is_not(None)),
@@ -149,7 +157,6 @@ def _trigger_is_closed(before: datetime) -> ColumnElement[bool]:
         is_gone(trigger.c.triggerer_id),
         ~exists(ONE).where(task_instance.c.trigger_id == trigger.c.id),
         ~exists(ONE).where(task_stream.c.trigger_id == trigger.c.id),
-        trigger.c.id.not_in(with_letters),  # read once for all rows
         ~present,
     )
 
@@ -178,7 +185,13 @@ def _old_events(before: datetime) -> ColumnElement[bool]:
 
 
 def _old_triggers(before: datetime) -> ColumnElement[bool]:
-    return and_(_trigger_is_closed(before), ~exists(ONE).where(trigger_event.c.trigger_id == trigger.c.id))
+    """Return the condition that it is closed, and nothing refers to it: a letter finds the next watcher by it."""
+    with_letters = select(dead_letter.c.trigger_id).where(dead_letter.c.resolved_at.is_(None))
+    return and_(
+        _trigger_is_closed(before),
+        ~exists(ONE).where(trigger_event.c.trigger_id == trigger.c.id),
+        trigger.c.id.not_in(with_letters),  # read once for all triggers
+    )
 
 
 def _old_dags(before: datetime) -> ColumnElement[bool]:

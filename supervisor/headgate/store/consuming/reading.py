@@ -32,6 +32,7 @@ from headgate.store.triggers.watchers import check_known
 BATCH_EVENTS_MAX = 1_000  # read at once; each may have a payload of 1 MiB
 BATCH_EVENTS = 100  # if the caller does not say
 ID_DIGITS_MAX = 19
+ID_MAX = 2**63 - 1  # of both databases
 
 
 class Cursor(msgspec.Struct, frozen=True, order=True):
@@ -229,6 +230,8 @@ def check_cursor(tx: Tx, watcher: str, after: Cursor) -> None:
     check_known(tx, watcher)
     if after.trigger_id < 0 or after.event_id < 0:
         raise CursorRefused(after, "no id is negative")
+    if max(after.trigger_id, after.event_id) > ID_MAX:
+        raise CursorRefused(after, "no id is that large")
     if after.trigger_id == 0:
         if after.event_id:
             raise CursorRefused(after, "it has an event, but no trigger")
@@ -242,8 +245,8 @@ def check_cursor(tx: Tx, watcher: str, after: Cursor) -> None:
         raise CursorRefused(after, f"its trigger is that of the watcher {found.name!r}, not of {watcher!r}")
     newest = select(func.max(trigger_event.c.id)).where(trigger_event.c.trigger_id == after.trigger_id)
     end = tx.connection.execute(newest).scalar_one()
-    # Of a trigger that was removed, all events may have been cleaned away; of any other the newest is kept.
-    if after.event_id > (end or 0) and (end is not None or found.removed_at is None):
+    # Of a trigger that was removed, its newest events may have been cleaned away; of any other the newest is kept.
+    if after.event_id > (end or 0) and found.removed_at is None:
         raise CursorRefused(after, _beyond("the newest event of its trigger is", end))
 
 

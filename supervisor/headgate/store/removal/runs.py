@@ -30,8 +30,8 @@ from headgate.store.tables import (
 # Rows read per transaction, and tasks or elements of runs deleted: that takes some tens of milliseconds, and others can
 # write between two.
 CLEAN_ROWS_MAX = 1000
-# Rows that belong to them, as XComs, rules and what a run was created for, of which one run has a thousand at most. One
-# task goes with all that it has.
+# Rows that belong to them, as XComs, rules and the events that a run was created for. One task goes with all that it
+# has.
 DEPENDENT_ROWS_MAX = 10_000
 
 
@@ -119,8 +119,14 @@ def _remove_piece(tx: Tx, run: int) -> Cleaned:
         update(dag_run).where(dag_run.c.id == run, dag_run.c.removed_at.is_(None)).values(removed_at=tx.now)
     )
     of_run = select(task_instance.c.id).where(task_instance.c.dag_run_id == run)
-    first = of_run.order_by(task_instance.c.map_index, task_instance.c.id).limit(CLEAN_ROWS_MAX)
-    tasks = _lock_tasks(tx, list(tx.connection.execute(first).scalars()))
+    first = list(
+        tx.connection.execute(
+            of_run.order_by(task_instance.c.map_index, task_instance.c.id).limit(CLEAN_ROWS_MAX)
+        ).scalars()
+    )
+    if not first and (deleted := _delete_events(tx, run)):
+        return Cleaned({"dag_run_event": deleted}, run - 1)
+    tasks = _lock_tasks(tx, first)
     elements = _first_elements(tx, tasks, limit=CLEAN_ROWS_MAX)
     if len(elements) == CLEAN_ROWS_MAX:
         deleted = sum(_delete_elements(tx, task_id, upto) for task_id, upto in _last_of_each(elements).items())
@@ -129,6 +135,18 @@ def _remove_piece(tx: Tx, run: int) -> Cleaned:
         tasks = tasks[: len(tasks) // 2]
     # A task that another transaction has locked stays, and with it the rest of its run, until the next clean.
     return Cleaned(_delete_tasks(tx, tasks), run - 1 if tasks else run)
+
+
+def _delete_events(tx: Tx, run: int) -> int:
+    """Delete some of the rows that say which events a run was created for; return how many."""
+    c = dag_run_event.c
+    some = list(
+        tx.connection.execute(select(c.trigger_event_id).where(c.dag_run_id == run).limit(CLEAN_ROWS_MAX)).scalars()
+    )
+    return sum(
+        tx.connection.execute(delete(dag_run_event).where(c.dag_run_id == run, c.trigger_event_id.in_(part))).rowcount
+        for part in chunks(some)
+    )
 
 
 def _first_elements(tx: Tx, tasks: Sequence[int], *, limit: int) -> list[tuple[int, int]]:
