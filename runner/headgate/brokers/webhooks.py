@@ -49,6 +49,7 @@ ANSWER_WITHIN_S: Final = 9.0  # GitHub gives up after 10 s
 ANSWER_WITHIN_S_MAX: Final = 300.0
 TOLERANCE_S: Final = 300.0
 RETRY_AFTER_S: Final = 5  # what a sender is told
+PARSED_AT_ONCE_BYTES: Final = 32 * 1024  # a longer body is read in a thread, so that it holds up nobody else
 SETTINGS_S: Final = 60.0  # after which the connection is read anew, because its secrets may have changed
 REFUSALS_EVERY_S: Final = 60.0  # between two lines of the log about signatures
 HEADERS_MAX: Final = 32  # that a user names
@@ -128,6 +129,7 @@ class WebhookProducer(CheckedProducer):
         self._refused = 0  # requests since the last line of the log about them
         self._refused_at = float("-inf")
         self._news = trio.lowlevel.ParkingLot()
+        self._parsing = trio.CapacityLimiter(1)  # long bodies one after the other: they share the interpreter
 
     @property
     def name(self) -> str:
@@ -248,9 +250,14 @@ class WebhookProducer(CheckedProducer):
             except SignatureRefused as refused:
                 self._note_refused(refused)
                 return HttpAnswer(401, str(refused))
-        if len(self._in_flight) >= self._in_flight_max or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
-            return HttpAnswer(503, "too many requests wait to be stored", RETRY_AFTER_S)
-        delivery = Delivery(self._raw_event(request), self._key_of(request), len(request.body))
+        if self._is_full():
+            return _TOO_MANY
+        if len(request.body) <= PARSED_AT_ONCE_BYTES:
+            delivery = self._delivery(request)
+        else:
+            delivery = await trio.to_thread.run_sync(self._delivery, request, limiter=self._parsing)
+            if self._is_full():  # of those that came meanwhile
+                return _TOO_MANY
         self._in_flight[delivery] = None
         self._in_flight_bytes += delivery.body_bytes
         self._arrived.append(delivery)
@@ -259,6 +266,12 @@ class WebhookProducer(CheckedProducer):
             await delivery.settled.wait()
         delivery.is_answered = True
         return delivery.answer or _LATER
+
+    def _is_full(self) -> bool:
+        return len(self._in_flight) >= self._in_flight_max or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX
+
+    def _delivery(self, request: HttpRequest) -> Delivery:
+        return Delivery(self._raw_event(request), self._key_of(request), len(request.body))
 
     def _note_refused(self, refused: SignatureRefused) -> None:
         self._refused += 1
@@ -288,6 +301,7 @@ class WebhookProducer(CheckedProducer):
         return message_key(f"webhook:{request.path}", name, b"" if self._scheme is not None else request.body)
 
 
+_TOO_MANY: Final = HttpAnswer(503, "too many requests wait to be stored", RETRY_AFTER_S)
 _LATER: Final = HttpAnswer(503, "it is not stored yet", RETRY_AFTER_S)
 
 

@@ -66,6 +66,8 @@ def test_a_key_is_the_name_that_the_publisher_gave_with_topic_and_content() -> N
         received(message(b"a", CorrelationData=b"\x01\x02"), key="correlation_data").key,
         received(message(b'{"id": 7}'), key="json:id").key,
         received(message(b"a", UserProperty=[("id", "7")]), key="property:id").key,
+        received(message(b"a", topic="a", UserProperty=[("message_id", "b:c")])).key,
+        received(message(b"a", topic="a:b", UserProperty=[("message_id", "c")])).key,
     ]
     assert None not in keys
     assert len(set(keys)) == len(keys)

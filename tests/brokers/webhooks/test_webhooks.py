@@ -11,9 +11,11 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import h11
 import pytest
 import structlog
 import trio
@@ -21,7 +23,7 @@ from tests.brokers.servers.certificates import Certify
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.incoming import listener
-from headgate.brokers.webhooks import WebhookTrigger
+from headgate.brokers.webhooks import PARSED_AT_ONCE_BYTES, WebhookProducer, WebhookTrigger
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.reading import Reading, names
 from headgate.testing.brokers.station import WITHIN_S, wait_until
@@ -193,6 +195,77 @@ def test_slow_and_many_connections_hold_up_no_others(station: WebhookStation, mo
                 assert said(station, head) == b"", "there are too many"
         # They are gone: there is room again.
         wait_until(lambda: works(station), "requests are answered")
+
+
+async def test_chunks_of_a_byte_leave_others_their_turns() -> None:
+    pieces = 100 * listener.PIECES_IN_A_ROW
+    link = h11.Connection(h11.SERVER)
+    head = b"POST /orders HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    link.receive_data(head + b"1\r\nx\r\n" * pieces + b"0\r\n\r\n")
+    asked = link.next_event()
+    assert isinstance(asked, h11.Request)
+    listening = listener.Listener(listener.Address("127.0.0.1", 1), None)
+    listening._endpoints["/orders"] = endpoint = listener.Endpoint(never, pieces)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        found, request = await listening._request(link, None, asked)
+        nursery.cancel_scope.cancel()
+    assert (found, request.body) == (endpoint, b"x" * pieces)
+    assert turns >= 99, "one for each 64 pieces"
+
+
+async def never(_: listener.HttpRequest) -> listener.HttpAnswer:
+    raise AssertionError("it is not asked")
+
+
+async def test_a_request_is_of_the_reader_that_is_there_when_it_is_whole() -> None:
+    listening = listener.Listener(listener.Address("127.0.0.1", 1), None)
+    before, after = (listener.Endpoint(never, size) for size in (10, 20))
+    listening._endpoints["/orders"] = before
+
+    class Link:
+        async def receive_some(self, _: int) -> bytes:
+            listening._endpoints["/orders"] = after  # its watcher is started again
+            return b"rest"
+
+    link = h11.Connection(h11.SERVER)
+    link.receive_data(b"POST /orders HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\nhalf")
+    asked = link.next_event()
+    assert isinstance(asked, h11.Request)
+    found, request = await listening._request(link, Link(), asked)
+    assert (found, request.body) == (after, b"halfrest")
+
+
+def test_a_long_body_is_read_while_others_are_answered(station: WebhookStation, monkeypatch: Any) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    raw_event = WebhookProducer._raw_event
+
+    def slow(self: WebhookProducer, request: listener.HttpRequest) -> Any:
+        if len(request.body) > PARSED_AT_ONCE_BYTES:
+            began.set()
+            assert may_end.wait(WITHIN_S)
+        return raw_event(self, request)
+
+    monkeypatch.setattr(WebhookProducer, "_raw_event", slow)
+    body = b'"' + b"x" * PARSED_AT_ONCE_BYTES + b'"'
+    limits = {"answer_within_s": WITHIN_S, "message_bytes_max": 2 * PARSED_AT_ONCE_BYTES}
+    with reading(station, **limits) as read, ThreadPoolExecutor() as pool:
+        long = pool.submit(station.request, body, signed("m0", body))
+        try:
+            assert began.wait(WITHIN_S)
+            assert works(station)
+        finally:
+            may_end.set()
+        assert long.result(WITHIN_S).status == 204
+        assert len(read.payloads()) == 2
 
 
 def works(station: WebhookStation, path: str = "/orders") -> bool:

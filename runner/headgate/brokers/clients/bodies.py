@@ -42,8 +42,8 @@ def event_of(body: Any, rest: Mapping[str, Any]) -> Any:
 def parsed_json(body: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, of which nothing is lost and which can be stored.
 
-    A number that no float holds exactly is a Decimal. Raises ValueError, also for ``NaN``, for a lone surrogate and for
-    more than `LEVELS_MAX` levels, and RecursionError.
+    A number that no float holds exactly is a Decimal. Raises ValueError, also for ``NaN``, for a lone surrogate, for an
+    object with a name twice and for more than `LEVELS_MAX` levels, and RecursionError.
     """
     text = body.decode("utf-8-sig")
     value = _JSON.decode(text)
@@ -67,7 +67,14 @@ def _no_number(text: str) -> None:
     raise ValueError(f"it has {text}, which is no value of JSON")
 
 
-_JSON: Final = json.JSONDecoder(parse_float=_exact, parse_constant=_no_number)
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has an object with a name twice, of which one value would be lost")
+    return found
+
+
+_JSON: Final = json.JSONDecoder(object_pairs_hook=_each_once, parse_float=_exact, parse_constant=_no_number)
 
 
 def field_of(body: bytes, name: str) -> str | int | None:
@@ -83,11 +90,14 @@ def field_of(body: bytes, name: str) -> str | int | None:
 def message_key(place: str, name: object, body: bytes) -> str | None:
     """Return the key of a message that its publisher has given a name; None if it has not.
 
-    The content belongs to it: a publisher that gives all messages one name loses none that differ.
+    The content belongs to it: a publisher that gives all messages one name loses none that differ. ``place`` is
+    ``KIND:REST``, and quoted so that no other place and name make the same key.
     """
     if name is None or name == "":
         return None
     content = hashlib.blake2b(body, digest_size=8).hexdigest()
+    kind, _, rest = place.partition(":")
+    place = f"{kind}:{rest.replace('%', '%25').replace(':', '%3A')}"
     if len(place) > PLACE_CHARS_MAX:
         place = f"{place[:200]}:{_digest(place)}"
     key = f"{place}:{name}:{content}"

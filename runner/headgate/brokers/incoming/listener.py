@@ -34,6 +34,7 @@ LISTEN_AGAIN_S: Final = 0.2
 CLOSE_GRACE_S: Final = 2.0  # for answers that are under way when the listener closes
 LINGER_S: Final = 1.0  # for a sender to read an answer that came before it had sent all
 READ_BYTES: Final = 32 * 1024
+PIECES_IN_A_ROW: Final = 64  # of a body that come with one read, before others have a turn
 BACKLOG: Final = 128
 _PAUSE_S: Final = 0.1  # after an accept that failed: the process has no descriptors left
 
@@ -235,7 +236,7 @@ class Listener:
         too_long = Refused(HttpAnswer(413, f"a body may have at most {endpoint.body_bytes_max:,} bytes"))
         if int(headers.get("content-length", "0")) > endpoint.body_bytes_max:
             raise too_long
-        body = bytearray()
+        body, pieces = bytearray(), 0
         with trio.move_on_after(BODY_TIMEOUT_S) as scope:
             while not isinstance(event := await _next_event(http, stream), h11.EndOfMessage):
                 if not isinstance(event, h11.Data):
@@ -243,9 +244,13 @@ class Listener:
                 body += event.data
                 if len(body) > endpoint.body_bytes_max:
                     raise too_long
+                pieces += 1
+                if pieces % PIECES_IN_A_ROW == 0:  # chunks of a byte each: one read has thousands
+                    await trio.lowlevel.checkpoint()
         if scope.cancelled_caught:
             raise Refused(HttpAnswer(408, f"the body did not come within {BODY_TIMEOUT_S:g} s"))
-        return endpoint, HttpRequest(path, target.query, headers, bytes(body))
+        # Whoever reads the path now: its watcher may have been started again meanwhile.
+        return self._endpoints.get(path, endpoint), HttpRequest(path, target.query, headers, bytes(body))
 
     async def remove(self, path: str) -> None:
         """Take a path away. With the last one the listener closes: answers under way have `CLOSE_GRACE_S` left."""
