@@ -16,6 +16,7 @@ subscriber fails holds up the acknowledgements of those behind it, and not their
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ from headgate.triggers.shared_stream import LanePosition
 
 __all__ = ["MqttProducer", "MqttTrigger"]
 
+SUBSCRIPTION_IDENTIFIER_MAX: Final = 268_435_455
 RECEIVE_MAX: Final = 65_535  # a number of 16 bits; 0 is none
 SESSION_EXPIRY_S: Final = 86_400
 SESSION_EXPIRY_S_MAX: Final = 0xFFFFFFFF  # it never expires
@@ -105,6 +107,8 @@ class MqttProducer(ThreadedProducer):
         self._topic = topic
         self._client_id = client_id
         self._group = group
+        self._filter = topic if group is None else f"$share/{group}/{topic}"
+        self._identifier = _identifier_of(self._filter)
         self._key = key
         self._body = body
         self._lane = lane
@@ -132,7 +136,7 @@ class MqttProducer(ThreadedProducer):
         client = self._open(self._client_id, self._session_expiry_s, is_clean=False)
         if not client.has_session:
             self._note_new_session()
-        self._subscribe(client, self._topic if self._group is None else f"$share/{self._group}/{self._topic}")
+        self._subscribe(client, self._filter)
         self._has_connected = True
 
     def look(self) -> None:
@@ -175,7 +179,7 @@ class MqttProducer(ThreadedProducer):
         return client
 
     def _subscribe(self, client: MqttClient, topic_filter: str) -> None:
-        if client.subscribe(topic_filter) == 0:
+        if client.subscribe(topic_filter, _identifier_of(topic_filter)) == 0:
             self._refuse_no_acknowledgements()
 
     def _refuse_no_acknowledgements(self) -> None:
@@ -218,10 +222,11 @@ class MqttProducer(ThreadedProducer):
 
     def _received(self, message: MqttMessage) -> Received:
         topic = message.topic
-        if not topic_matches_sub(self._topic, topic):
+        of = getattr(message.properties, "SubscriptionIdentifier", ())  # none if the broker has no such
+        if not topic_matches_sub(self._topic, topic) or any(each != self._identifier for each in of):
             raise BrokerMisconfigured(
                 f"{self.name}: a message of topic {topic} has come: the session has another subscription, perhaps of "
-                f"an earlier topic; give another client_id, or have that subscription ended"
+                f"an earlier topic or group; give another client_id, or have that subscription ended"
             )
         ref = int(message.mid)
         if message.qos == 0:
@@ -316,6 +321,11 @@ class MqttProducer(ThreadedProducer):
     def _client(self) -> MqttClient:
         assert self._mqtt is not None
         return self._mqtt
+
+
+def _identifier_of(topic_filter: str) -> int:
+    """Return the identifier of a subscription: an earlier one of the session, with another filter, has another."""
+    return zlib.crc32(topic_filter.encode()) % SUBSCRIPTION_IDENTIFIER_MAX + 1
 
 
 class MqttTrigger(BrokerTrigger):

@@ -157,6 +157,20 @@ def test_another_subscription_of_the_session_ends_the_stream(station: MqttStatio
     assert station.tap.acknowledged == []
 
 
+@pytest.mark.parametrize(("before", "now"), [(None, "readers"), ("readers", None), ("readers", "others")])
+def test_a_subscription_of_another_group_ends_the_stream(
+    station: MqttStation, before: str | None, now: str | None
+) -> None:
+    with Reading(station.trigger(group=before), uri=station.uri, has_restarts=False) as read:
+        station.publish(names(1))
+        wait_until(read.payloads, "it is stored")
+    with Reading(station.trigger(group=now), uri=station.uri, has_restarts=False) as read:
+        station.publish(names(1, 1))
+        failure = read.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert "the session has another subscription, perhaps of an earlier topic or group" in str(failure)
+
+
 def test_the_members_of_a_group_get_each_message_once(station: MqttStation) -> None:
     members = [station.trigger(client_id=f"member-{number}", group="readers") for number in range(2)]
     for number in range(2):

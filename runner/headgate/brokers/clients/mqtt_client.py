@@ -220,11 +220,17 @@ class MqttClient:
         """Acknowledge a message of quality of service 1."""
         self._check(self._client.ack(packet_id, MAXIMUM_QOS))
 
-    def subscribe(self, topic_filter: str) -> int:
-        """Subscribe, for at least once; return the quality of service that the broker grants."""
+    def subscribe(self, topic_filter: str, identifier: int) -> int:
+        """Subscribe, for at least once; return the quality of service that the broker grants.
+
+        Messages of the subscription have its identifier, if the broker has such.
+        """
         options = SubscribeOptions(qos=MAXIMUM_QOS, retainHandling=RETAINED_IF_NEW)
+        given = _properties(PacketTypes.SUBSCRIBE)
+        if self.granted.get("SubscriptionIdentifierAvailable", 1):
+            given.SubscriptionIdentifier = identifier
         try:
-            code, packet_id = self._client.subscribe(topic_filter, options=options)
+            code, packet_id = self._client.subscribe(topic_filter, options=options, properties=given)
         except ValueError as error:
             raise BrokerMisconfigured(
                 f"{self.name}: the topic {topic_filter!r} cannot be subscribed: {error}"
