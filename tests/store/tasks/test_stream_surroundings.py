@@ -161,7 +161,7 @@ def test_a_letter_of_poison_keeps_no_try_from_going_on_when_its_event_is_cleaned
     clock.pass_days(40)
     store.heartbeat(tasks.epoch)
     assert "trigger_event" not in clean(store, 30), "a redrive would need it"
-    with store.database.writing() as tx:  # as a clean did up to 2026-11
+    with store.database.writing() as tx:  # as a clean of an earlier version did
         oldest = select(func.min(trigger_event.c.id)).scalar_subquery()
         assert tx.connection.execute(delete(trigger_event).where(trigger_event.c.id == oldest)).rowcount == 1
     tasks.finish("failed", error="broker away")
