@@ -28,13 +28,18 @@ def grow_old(store: Store, epoch: Epoch, clock: Clock) -> None:
     store.heartbeat(epoch)
 
 
+def follow_watcher_with_letter(store: Store) -> tuple[Epoch, int]:
+    """Bury a message of a watcher, and put another one of the same name in its place; return the trigger of that."""
+    epoch = register(store)
+    trigger = claim_watcher(store, epoch)
+    store.dead_letter_event(epoch, fired(trigger, 0, key="k"), "refused")
+    store.remove_watcher("w")
+    store.release_triggers(epoch, [trigger])
+    return epoch, claim_watcher(store, epoch)
+
+
 def test_the_letter_of_a_removed_watcher_is_redriven_to_the_next_of_its_name(old: Store, clock: Clock) -> None:
-    epoch = register(old)
-    trigger = claim_watcher(old, epoch)
-    old.dead_letter_event(epoch, fired(trigger, 0, key="k"), "refused")
-    old.remove_watcher("w")
-    old.release_triggers(epoch, [trigger])
-    following = claim_watcher(old, epoch)
+    epoch, following = follow_watcher_with_letter(old)
     grow_old(old, epoch, clock)
 
     assert clean(old, 30, kinds=NOT_LETTERS) == {}
@@ -65,12 +70,7 @@ def test_an_event_that_the_redrive_of_a_letter_would_find_stays(
 
 
 def test_what_the_next_watcher_has_stored_of_the_message_stays_too(old: Store, clock: Clock) -> None:
-    epoch = register(old)
-    trigger = claim_watcher(old, epoch)
-    old.dead_letter_event(epoch, fired(trigger, 0, key="k"), "refused")
-    old.remove_watcher("w")
-    old.release_triggers(epoch, [trigger])
-    following = claim_watcher(old, epoch)
+    epoch, following = follow_watcher_with_letter(old)
     old.store_slice(epoch, events=[fired(following, 0, key="k"), fired(following, 1, key="other")])
     grow_old(old, epoch, clock)
 

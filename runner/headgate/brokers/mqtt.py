@@ -45,7 +45,7 @@ from headgate.triggers.shared_stream import LanePosition
 
 __all__ = ["MqttProducer", "MqttTrigger"]
 
-SUBSCRIPTION_IDENTIFIER_MAX: Final = 268_435_455
+SUBSCRIPTION_IDENTIFIER_MAX: Final = 268_435_455  # a number of four bytes of seven bits
 RECEIVE_MAX: Final = 65_535  # a number of 16 bits; 0 is none
 SESSION_EXPIRY_S: Final = 86_400
 SESSION_EXPIRY_S_MAX: Final = 0xFFFFFFFF  # it never expires

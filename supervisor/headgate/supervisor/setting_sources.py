@@ -174,9 +174,6 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
         value = value.strip()
         if key == "database_url":
             value = re.sub(r"^postgres://", "postgresql://", value)
-            if value in _IN_MEMORY:
-                problem = f"{key}: a database in memory ends with its process: use sqlite:///path/to/file.db"
-                raise ConfigError(key, origin.source, problem)
         if isinstance(_FIELDS[key].default, tuple):
             value = [item.strip() for item in value.split(",") if item.strip()]
         elif key in ("log_format", "log_level"):
@@ -186,6 +183,8 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
     try:
         # Variables and flags are text, from which a number has to be read; a file may write it as text as well.
         converted = msgspec.convert(value, kind, strict=not isinstance(value, str), dec_hook=_decode_path)
+        if key == "database_url" and converted in _IN_MEMORY:
+            raise ValueError("a database in memory ends with its process: use sqlite:///path/to/file.db")
         if key == "import_paths":
             return _absolute_paths(converted, origin)
         if key in ("metrics_listen", "web_listen") and converted is not None:

@@ -119,14 +119,11 @@ def _remove_piece(tx: Tx, run: int) -> Cleaned:
         update(dag_run).where(dag_run.c.id == run, dag_run.c.removed_at.is_(None)).values(removed_at=tx.now)
     )
     of_run = select(task_instance.c.id).where(task_instance.c.dag_run_id == run)
-    first = list(
-        tx.connection.execute(
-            of_run.order_by(task_instance.c.map_index, task_instance.c.id).limit(CLEAN_ROWS_MAX)
-        ).scalars()
-    )
-    if not first and (deleted := _delete_events(tx, run)):
+    first = of_run.order_by(task_instance.c.map_index, task_instance.c.id).limit(CLEAN_ROWS_MAX)
+    ids = list(tx.connection.execute(first).scalars())
+    if not ids and (deleted := _delete_events(tx, run)):
         return Cleaned({"dag_run_event": deleted}, run - 1)
-    tasks = _lock_tasks(tx, first)
+    tasks = _lock_tasks(tx, ids)
     elements = _first_elements(tx, tasks, limit=CLEAN_ROWS_MAX)
     if len(elements) == CLEAN_ROWS_MAX:
         deleted = sum(_delete_elements(tx, task_id, upto) for task_id, upto in _last_of_each(elements).items())
@@ -140,9 +137,8 @@ def _remove_piece(tx: Tx, run: int) -> Cleaned:
 def _delete_events(tx: Tx, run: int) -> int:
     """Delete some of the rows that say which events a run was created for; return how many."""
     c = dag_run_event.c
-    some = list(
-        tx.connection.execute(select(c.trigger_event_id).where(c.dag_run_id == run).limit(CLEAN_ROWS_MAX)).scalars()
-    )
+    first = select(c.trigger_event_id).where(c.dag_run_id == run).limit(CLEAN_ROWS_MAX)
+    some = list(tx.connection.execute(first).scalars())
     return sum(
         tx.connection.execute(delete(dag_run_event).where(c.dag_run_id == run, c.trigger_event_id.in_(part))).rowcount
         for part in chunks(some)
