@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.bare_brokers import BareMessage, BareSource, bench_of
 from benchmarks.harness import BenchFailed, main
 from headgate.brokers.clients.mqtt_client import MqttClient
+from headgate.brokers.threaded import IN_FLIGHT_BYTES_MAX
 from headgate.testing.brokers.mqtt_station import MqttServer, MqttUser, find_server
 from headgate.triggers.named_values import Connection
 
@@ -43,7 +44,12 @@ class BareSession(BareSource):
         if self._client is None:
             connection = Connection.from_uri("bench", self.uri)
             self._client = MqttClient(
-                connection, "bench", client_id=CLIENT_ID, session_expiry_s=EXPIRY_S, receive_max=RECEIVE_MAX
+                connection,
+                "bench",
+                client_id=CLIENT_ID,
+                session_expiry_s=EXPIRY_S,
+                receive_max=RECEIVE_MAX,
+                bytes_max=IN_FLIGHT_BYTES_MAX,
             )
         return self._client
 
@@ -54,7 +60,7 @@ class BareSession(BareSource):
             client.wait(WAIT_S)
         found = []
         for _ in range(min(count, len(client.arrived))):
-            message = client.arrived.popleft()
+            message = client.next_arrived()
             name = dict(vars(message.properties)["UserProperty"])["message_id"]
             payload = {
                 "body": bytes(message.payload).decode(),
@@ -79,7 +85,7 @@ class BareSession(BareSource):
         while True:
             client.wait(WAIT_S)
             while client.arrived:
-                if client.arrived.popleft().payload == LAST:
+                if client.next_arrived().payload == LAST:
                     return found
                 found += 1
 

@@ -34,6 +34,19 @@ def encoding_problem(data: bytes) -> str | None:
     return None
 
 
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, as a decoder's ``object_pairs_hook``. Raises ValueError for a name that is there twice.
+
+    The standard library's decoder lets the last one win, so that a value would be lost without a word.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} is there twice in one object")
+    return found
+
+
 def is_nested_deeper(value: Any, levels: int) -> bool:
     """Whether decoded JSON has more than ``levels`` levels of lists and dicts, empty ones included."""
     level = [value]

@@ -163,6 +163,7 @@ class MqttProducer(ThreadedProducer):
             client_id=client_id,
             session_expiry_s=session_expiry_s,
             receive_max=self.limits.in_flight_max,
+            bytes_max=self.limits.in_flight_bytes_max,
             is_clean=is_clean,
         )
         granted = client.granted
@@ -201,7 +202,7 @@ class MqttProducer(ThreadedProducer):
         count = min(count_max, len(client.arrived))
         if count:
             self._taken_over = 0
-        return [self._received(client.arrived.popleft()) for _ in range(count)]
+        return [self._received(client.next_arrived()) for _ in range(count)]
 
     def idle(self) -> None:
         """Send what keeps the connection alive also while no message is taken."""

@@ -26,6 +26,8 @@ from headgate.brokers.checked import CheckedProducer
 from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, message_key
 from headgate.brokers.clients.connecting import check_connection, tls_files
 from headgate.brokers.incoming.listener import (
+    RETRY_AFTER_S,
+    TOO_MANY,
     Address,
     Endpoint,
     HttpAnswer,
@@ -42,13 +44,12 @@ from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome
 
 __all__ = ["WebhookProducer", "WebhookTrigger"]
 
-IN_FLIGHT_MAX: Final = 256  # requests that wait to be stored; no more than connections
+IN_FLIGHT_MAX: Final = 256  # requests that were not stored yet, also those whose senders do not wait any more
 IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024  # of these
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 ANSWER_WITHIN_S: Final = 9.0  # GitHub gives up after 10 s
 ANSWER_WITHIN_S_MAX: Final = 300.0
 TOLERANCE_S: Final = 300.0
-RETRY_AFTER_S: Final = 5  # what a sender is told
 PARSED_AT_ONCE_BYTES: Final = 32 * 1024  # a longer body is read in a thread, so that it holds up nobody else
 SETTINGS_S: Final = 60.0  # after which the connection is read anew, because its secrets may have changed
 REFUSALS_EVERY_S: Final = 60.0  # between two lines of the log about signatures
@@ -251,13 +252,13 @@ class WebhookProducer(CheckedProducer):
                 self._note_refused(refused)
                 return HttpAnswer(401, str(refused))
         if self._is_full():
-            return _TOO_MANY
+            return TOO_MANY
         if len(request.body) <= PARSED_AT_ONCE_BYTES:
             delivery = self._delivery(request)
         else:
             delivery = await trio.to_thread.run_sync(self._delivery, request, limiter=self._parsing)
             if self._is_full():  # of those that came meanwhile
-                return _TOO_MANY
+                return TOO_MANY
         self._in_flight[delivery] = None
         self._in_flight_bytes += delivery.body_bytes
         self._arrived.append(delivery)
@@ -301,7 +302,6 @@ class WebhookProducer(CheckedProducer):
         return message_key(f"webhook:{request.path}", name, b"" if self._scheme is not None else request.body)
 
 
-_TOO_MANY: Final = HttpAnswer(503, "too many requests wait to be stored", RETRY_AFTER_S)
 _LATER: Final = HttpAnswer(503, "it is not stored yet", RETRY_AFTER_S)
 
 

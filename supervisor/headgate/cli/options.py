@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import datetime
@@ -15,6 +14,7 @@ import typer
 from headgate.cli.invocation import CommandError
 from headgate.presentation import moments
 from headgate.presentation.values import json_line
+from headgate.protocol.encoded_values import object_of
 from headgate.protocol.errors import ProtocolError
 from headgate.protocol.values import decode_value
 
@@ -69,7 +69,7 @@ def json_value(text: str, option: str) -> Any:
 def _of_json(text: str, option: str) -> Any:
     try:
         # The standard library says where in the text a mistake is.
-        json.dumps(json.loads(text, object_pairs_hook=_once_each), ensure_ascii=False).encode()
+        json.dumps(json.loads(text, object_pairs_hook=object_of), ensure_ascii=False).encode()
         return decode_value(text.encode())
     except UnicodeEncodeError as exc:
         half = ascii(exc.object[exc.start])
@@ -78,15 +78,6 @@ def _of_json(text: str, option: str) -> Any:
         raise CommandError(f"{option}: {exc}", exit_code=2) from exc
     except RecursionError:
         raise CommandError(f"{option}: is nested too deeply", exit_code=2) from None
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Raises ValueError for a name that is there twice: the last would win, unsaid."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the name {name!r} is there twice in one object")
-    return found
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_an_empty_body_is_one_as_any_other(body: bytes, kind: str, expected: obj
         (b"[-Infinity]", "json", "it has -Infinity"),
         (b"1e" + b"9" * 30, "json", "a number beyond all limits"),
         (b"9" * 5000, "json", "JSON"),
-        (b'[{"id": 1, "amount": 5, "id": 2}]', "json", "an object with a name twice"),
+        (b'[{"id": 1, "amount": 5, "id": 2}]', "json", "the name 'id' is there twice in one object"),
         (b'{"a": "\\ud800"}', "json", "surrogates not allowed"),
         (b'{"\\udfff": 1}', "json", "surrogates not allowed"),
         ('{"a": 1}'.encode("utf-16"), "json", "not UTF-8"),

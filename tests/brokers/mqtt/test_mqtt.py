@@ -21,12 +21,34 @@ from headgate.brokers.mqtt import TAKEN_OVER_MAX, MqttProducer, MqttTrigger
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.mqtt_station import MqttAckParser, MqttServer, MqttStation
 from headgate.testing.brokers.reading import Reading, names
-from headgate.testing.brokers.station import CONNECTION, wait_until
+from headgate.testing.brokers.station import CONNECTION, WITHIN_S, wait_until
 from headgate.triggers.named_values import Connection
 
 
+def test_a_retained_message_is_the_same_event_when_it_is_published_and_later(station: MqttStation) -> None:
+    with Reading(station.trigger(client_id="live"), uri=station.uri, has_restarts=False) as live:
+
+        def has_session() -> bool:
+            with station.user() as user:
+                user.publish(station.topic, [(None, b"are you there?")])
+            return bool(live.payloads())
+
+        wait_until(has_session, "it has subscribed")
+        with station.user() as user:
+            user.publish(station.topic, [("m1", b"a reading")], retain=True)
+        wait_until(lambda: b"a reading" in live.payloads()[-1], "it is stored")
+    with Reading(station.trigger(client_id="later"), uri=station.uri, has_restarts=False) as later:
+        wait_until(later.payloads, "the retained one has come")
+        assert later.payloads() == live.payloads()[-1:]
+        assert decode_value(later.payloads()[0])["retain"]
+
+
 def test_the_raw_event_has_the_body_and_what_the_publisher_has_set(station: MqttStation) -> None:
-    given = {"ContentType": "application/json", "CorrelationData": b"\x01", "MessageExpiryInterval": 600}
+    given: dict[str, Any] = {
+        "ContentType": "application/json",
+        "CorrelationData": b"\x01",
+        "MessageExpiryInterval": 600,
+    }
     users = [("tenant", "eu"), ("tag", "a"), ("tag", "b")]
     with station.user() as user:
         user.publish(station.topic, [(None, '{"name": "Åsa"}'.encode())], qos=2, UserProperty=users, **given)
@@ -268,6 +290,27 @@ def test_a_broker_that_would_lose_messages_is_refused(
         producer.disconnect()
 
 
+def test_no_more_bytes_are_read_than_may_be_in_flight() -> None:
+    delivered = b"".join(
+        b"\x32\x69\x00\x01a" + number.to_bytes(2, "big") + b"\x00" + b"x" * 99 for number in range(1, 21)
+    )
+    with answering(granting(), subscribed(1) + delivered) as uri:
+        connection = Connection.from_uri(CONNECTION, uri)
+        client = MqttClient(connection, "test", client_id="me", session_expiry_s=0, receive_max=1_000, bytes_max=250)
+        client.subscribe("a", 1)
+        while len(client.arrived) < 3:
+            client.wait(WITHIN_S)
+        client.wait(0.1)
+        assert len(client.arrived) == 3, "as many as fit, and one more"
+        taken = [client.next_arrived().mid for _ in range(2)]
+        while len(taken) < 20:
+            client.wait(0.1)
+            assert len(client.arrived) <= 3
+            taken.append(client.next_arrived().mid)
+        assert taken == list(range(1, 21))
+        client.close()
+
+
 def test_a_session_that_is_kept_for_less_time_is_warned_of() -> None:
     producer = MqttProducer(CONNECTION, "orders", "accounting")
     with answering(granting(b"\x11\x00\x00\x0e\x10"), subscribed(1)) as uri:
@@ -366,7 +409,7 @@ def test_certificates_of_both_sides_are_checked(tmp_path: Path, mosquitto: str, 
     def opened(ca: Any, own: Any) -> Callable[[], None]:
         query = f"ssl_ca_certs={ca[0]}&ssl_certfile={own[0]}&ssl_keyfile={own[1]}"
         connection = Connection.from_uri("shop", f"mqtts://127.0.0.1:{running.port}/?{query}")
-        return MqttClient(connection, "test", client_id="me", session_expiry_s=0, receive_max=1).close
+        return MqttClient(connection, "test", client_id="me", session_expiry_s=0, receive_max=1, bytes_max=1).close
 
     try:
         running.start()

@@ -19,6 +19,7 @@ import h11
 import pytest
 import structlog
 import trio
+import trio.testing
 from tests.brokers.servers.certificates import Certify
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
@@ -26,7 +27,7 @@ from headgate.brokers.incoming import listener
 from headgate.brokers.webhooks import PARSED_AT_ONCE_BYTES, WebhookProducer, WebhookTrigger
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.reading import Reading, names
-from headgate.testing.brokers.station import WITHIN_S, wait_until
+from headgate.testing.brokers.station import WITHIN_S, free_port, wait_until
 from headgate.testing.brokers.webhook_station import SHORT_LIMIT_BYTES, Message, WebhookStation, signed
 
 
@@ -205,7 +206,7 @@ async def test_chunks_of_a_byte_leave_others_their_turns() -> None:
     asked = link.next_event()
     assert isinstance(asked, h11.Request)
     listening = listener.Listener(listener.Address("127.0.0.1", 1), None)
-    listening._endpoints["/orders"] = endpoint = listener.Endpoint(never, pieces)
+    listening._endpoints["/orders"] = listener.Endpoint(echo, pieces)
     turns = 0
 
     async def others() -> None:
@@ -216,32 +217,97 @@ async def test_chunks_of_a_byte_leave_others_their_turns() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
-        found, request = await listening._request(link, None, asked)
+        answer = await listening._answered(link, None, asked)
         nursery.cancel_scope.cancel()
-    assert (found, request.body) == (endpoint, b"x" * pieces)
+    assert answer.text == "x" * pieces
     assert turns >= 99, "one for each 64 pieces"
+
+
+async def echo(request: listener.HttpRequest) -> listener.HttpAnswer:
+    return listener.HttpAnswer(200, request.body.decode())
 
 
 async def never(_: listener.HttpRequest) -> listener.HttpAnswer:
     raise AssertionError("it is not asked")
 
 
+def half_sent(path: str, sent: bytes = b"") -> tuple[h11.Connection, Any]:
+    link = h11.Connection(h11.SERVER)
+    link.receive_data(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n".encode() + sent)
+    return link, link.next_event()
+
+
 async def test_a_request_is_of_the_reader_that_is_there_when_it_is_whole() -> None:
     listening = listener.Listener(listener.Address("127.0.0.1", 1), None)
-    before, after = (listener.Endpoint(never, size) for size in (10, 20))
-    listening._endpoints["/orders"] = before
+    listening._endpoints["/orders"] = listener.Endpoint(never, 10)
 
     class Link:
         async def receive_some(self, _: int) -> bytes:
-            listening._endpoints["/orders"] = after  # its watcher is started again
+            listening._endpoints["/orders"] = listener.Endpoint(echo, 10)  # its watcher is started again
             return b"rest"
 
-    link = h11.Connection(h11.SERVER)
-    link.receive_data(b"POST /orders HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\nhalf")
-    asked = link.next_event()
-    assert isinstance(asked, h11.Request)
-    found, request = await listening._request(link, Link(), asked)
-    assert (found, request.body) == (after, b"halfrest")
+    link, asked = half_sent("/orders", b"half")
+    assert (await listening._answered(link, Link(), asked)).text == "halfrest"
+
+
+class Silent:
+    """The connection of a sender that sends nothing more."""
+
+    async def receive_some(self, _: int) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+async def refused(listening: listener.Listener, link: h11.Connection, asked: Any) -> listener.HttpAnswer:
+    with pytest.raises(listener.Refused) as caught:
+        await listening._answered(link, None, asked)
+    return caught.value.answer
+
+
+async def test_the_requests_of_one_path_leave_room_for_those_of_others(monkeypatch: Any) -> None:
+    monkeypatch.setattr(listener, "REQUESTS_OF_PATH_MAX", 2)
+    listening = listener.Listener(listener.Address("127.0.0.1", 1), None)
+    for path in ("/orders", "/returns"):
+        listening._endpoints[path] = listener.Endpoint(echo, 10)
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            link, asked = half_sent("/orders")
+            nursery.start_soon(listening._answered, link, Silent(), asked)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await refused(listening, *half_sent("/orders"))) == listener.TOO_MANY
+        link, asked = half_sent("/returns", b"12345678")
+        assert (await listening._answered(link, None, asked)).text == "12345678"
+        nursery.cancel_scope.cancel()
+    link, asked = half_sent("/orders", b"12345678")
+    assert (await listening._answered(link, None, asked)).text == "12345678", "they have gone"
+
+
+async def test_bodies_that_are_read_have_a_limit_together(monkeypatch: Any) -> None:
+    monkeypatch.setattr(listener, "BODIES_BYTES_MAX", 7)
+    listening = listener.Listener(listener.Address("127.0.0.1", 1), None)
+    listening._endpoints["/orders"] = listener.Endpoint(echo, 10)
+    async with trio.open_nursery() as nursery:
+        link, asked = half_sent("/orders", b"half")
+        nursery.start_soon(listening._answered, link, Silent(), asked)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await refused(listening, *half_sent("/orders", b"half"))) == listener.TOO_MANY
+        nursery.cancel_scope.cancel()
+    link, asked = half_sent("/orders", b"12345678")
+    assert (await listening._answered(link, None, asked)).text == "12345678", (
+        "one alone may be as long as its path says"
+    )
+
+
+async def test_a_port_that_is_taken_holds_up_no_other_address() -> None:
+    endpoint = listener.Endpoint(never, 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken, trio.fail_after(WITHIN_S):
+        address = listener.Address("127.0.0.1", taken.getsockname()[1])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listener.listen, address, "/orders", endpoint)
+            await trio.testing.wait_all_tasks_blocked()
+            opened = await listener.listen(listener.Address("127.0.0.1", free_port()), "/orders", endpoint)
+            await opened.remove("/orders")
+            nursery.cancel_scope.cancel()  # before it has given up
 
 
 def test_a_long_body_is_read_while_others_are_answered(station: WebhookStation, monkeypatch: Any) -> None:

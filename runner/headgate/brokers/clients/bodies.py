@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from headgate.protocol.encoded_values import is_nested_deeper
+from headgate.protocol.encoded_values import is_nested_deeper, object_of
 from headgate.triggers.shared_stream import Undecodable
 
 BODIES: Final = ("text", "json", "bytes")
@@ -67,14 +67,7 @@ def _no_number(text: str) -> None:
     raise ValueError(f"it has {text}, which is no value of JSON")
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("it has an object with a name twice, of which one value would be lost")
-    return found
-
-
-_JSON: Final = json.JSONDecoder(object_pairs_hook=_each_once, parse_float=_exact, parse_constant=_no_number)
+_JSON: Final = json.JSONDecoder(object_pairs_hook=object_of, parse_float=_exact, parse_constant=_no_number)
 
 
 def field_of(body: bytes, name: str) -> str | int | None:

@@ -96,7 +96,8 @@ class MqttClient:
 
     ``client_id`` names the session, which the broker keeps for ``session_expiry_s`` seconds after the connection; with
     ``is_clean`` it begins with none. ``receive_max``: how many messages the broker may send that are not acknowledged.
-    `arrived` has no more of them, whatever the broker sends: then nothing is read until some are taken.
+    `arrived` has no more of them, whatever the broker sends, and no more than ``bytes_max`` bytes but for the last one:
+    then nothing is read until some are taken.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class MqttClient:
         client_id: str,
         session_expiry_s: int,
         receive_max: int,
+        bytes_max: int,
         is_clean: bool = False,
     ) -> None:
         self.name = name
@@ -114,6 +116,8 @@ class MqttClient:
         self.has_session = False  # whether the broker knew the session
         self.granted: Mapping[str, Any] = {}  # what the broker has answered to the connection, by the names of MQTT
         self._arrived_max = receive_max
+        self._bytes_max = bytes_max
+        self._bytes = 0  # of `arrived`
         self._answers: dict[tuple[str, int], ReasonCode] = {}  # by kind and packet id
         self._reason: ReasonCode | None = None  # why the broker has ended the connection
         self._poll = select.poll()
@@ -177,7 +181,12 @@ class MqttClient:
 
         client.on_connect, client.on_subscribe, client.on_publish = connected, subscribed, published
         client.on_disconnect = disconnected
-        client.on_message = lambda _, __, message: self.arrived.append(message)
+
+        def arrived(_: Client, __: object, message: MQTTMessage) -> None:
+            self.arrived.append(message)
+            self._bytes += len(message.payload)
+
+        client.on_message = arrived
         return client
 
     # --- packets ------------------------------------------------------------------------------------
@@ -187,14 +196,24 @@ class MqttClient:
         # While there is no room nothing is read, so that the broker's sends are held up, and what it has to say stays
         # in the buffers of the network. That is only so with brokers that do not keep to `receive_max`
         # (eclipse-mosquitto/mosquitto#2301). They lose the connection after two keepalives, and keep the session.
-        room = min(READ_MAX, self._arrived_max - len(self.arrived))
-        if self._is_readable(wait_s, has_room=room > 0):
-            for _ in range(room):
+        if self._is_readable(wait_s, has_room=self._has_room):
+            for _ in range(READ_MAX):
                 before = len(self.arrived)
-                self._read_packet()
+                if self._has_room:
+                    self._read_packet()
                 if len(self.arrived) == before:
                     break  # there was no message, or only a part of one
         self._check(self._client.loop_misc())
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self.arrived) < self._arrived_max and self._bytes < self._bytes_max
+
+    def next_arrived(self) -> MQTTMessage:
+        """Take the oldest message of `arrived`."""
+        message = self.arrived.popleft()
+        self._bytes -= len(message.payload)
+        return message
 
     def _is_readable(self, wait_s: float, *, has_room: bool = True) -> bool:
         """Return whether something has come within this time; what waits to be sent is sent meanwhile."""
@@ -225,7 +244,8 @@ class MqttClient:
 
         Messages of the subscription have its identifier, if the broker has such.
         """
-        options = SubscribeOptions(qos=MAXIMUM_QOS, retainHandling=RETAINED_IF_NEW)
+        # `retain` is that of the publisher, so that a message is the same whenever it comes: live or retained.
+        options = SubscribeOptions(qos=MAXIMUM_QOS, retainAsPublished=True, retainHandling=RETAINED_IF_NEW)
         given = _properties(PacketTypes.SUBSCRIBE)
         if self.granted.get("SubscriptionIdentifierAvailable", 1):
             given.SubscriptionIdentifier = identifier

@@ -12,6 +12,7 @@ import math
 import socket
 import ssl
 import time
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,8 @@ import trio
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
 
 CONNECTIONS_MAX: Final = 256  # of one listener; further ones are closed at once
+REQUESTS_OF_PATH_MAX: Final = 192  # of these at once, so that one path whose requests wait leaves some to the others
+BODIES_BYTES_MAX: Final = 128 * 1024 * 1024  # of the bodies of these requests; a single one may exceed it
 HEAD_BYTES_MAX: Final = 32 * 1024  # of a request that are kept until its headers are whole; one read may exceed it
 HEAD_TIMEOUT_S: Final = 15.0  # for these, and so for how long a connection may do nothing
 BODY_TIMEOUT_S: Final = 10.0
@@ -58,6 +61,10 @@ class HttpAnswer(NamedTuple):
     retry_after_s: int | None = None
 
 
+RETRY_AFTER_S: Final = 5  # what a sender is told
+TOO_MANY: Final = HttpAnswer(503, "too many requests wait to be stored", RETRY_AFTER_S)
+
+
 class Endpoint(NamedTuple):
     """What is read at one path: bodies up to ``body_bytes_max`` bytes, which ``answer`` answers within its own time."""
 
@@ -88,7 +95,8 @@ class _Open:
     """The listeners of one run of trio."""
 
     def __init__(self) -> None:
-        self.lock = trio.Lock()
+        # One for each address: who waits for a port that is taken holds up nobody who listens elsewhere.
+        self.locks: defaultdict[tuple[str, int], trio.Lock] = defaultdict(trio.Lock)
         self.listeners: dict[tuple[str, int], Listener] = {}
 
 
@@ -105,6 +113,8 @@ class Listener:
         self._endpoints: dict[str, Endpoint] = {}
         self._sockets: list[trio.SocketListener] = []
         self._connections = 0
+        self._requests = Counter[str]()  # by their paths: their bodies are being read, or they wait for their answers
+        self._bodies_bytes = 0  # what of these has come
         self._turned_away = 0
         self._idle: set[trio.CancelScope] = set()  # connections that wait for a request
         self._is_closing = False
@@ -186,8 +196,7 @@ class Listener:
             head = await self._head(http, stream)
             if head is None:
                 return False
-            endpoint, request = await self._request(http, stream, head)
-            answer = await endpoint.answer(request)
+            answer = await self._answered(http, stream, head)
         except Refused as refused:
             answer = refused.answer
         except h11.RemoteProtocolError as error:
@@ -214,15 +223,9 @@ class Listener:
             return event if isinstance(event, h11.Request) else None
         return None
 
-    async def _request(self, http: h11.Connection, stream: Any, head: h11.Request) -> tuple[Endpoint, HttpRequest]:
-        headers: dict[str, str] = {}
-        for raw_name, raw_value in head.headers:
-            name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        if "transfer-encoding" in headers and "content-length" in headers:
-            # A proxy may read the other one of the two, and take for a request what we take for a body. What is not
-            # read whole is the last one of its connection.
-            raise Refused(HttpAnswer(400, "a request may have only one of transfer-encoding and content-length"))
+    async def _answered(self, http: h11.Connection, stream: Any, head: h11.Request) -> HttpAnswer:
+        """Read the rest of a request, and return the answer of its path. Raises `Refused`."""
+        headers = _headers(head)
         try:
             target = urlsplit(head.target.decode("latin-1"))
             path = unquote(target.path)
@@ -233,24 +236,38 @@ class Listener:
             raise Refused(HttpAnswer(404, "nobody reads this path at the moment"))
         if head.method != b"POST":
             raise Refused(HttpAnswer(405, "only POST is answered"))
-        too_long = Refused(HttpAnswer(413, f"a body may have at most {endpoint.body_bytes_max:,} bytes"))
+        if self._requests[path] >= REQUESTS_OF_PATH_MAX:
+            raise Refused(TOO_MANY)
         if int(headers.get("content-length", "0")) > endpoint.body_bytes_max:
-            raise too_long
-        body, pieces = bytearray(), 0
+            raise _too_long(endpoint.body_bytes_max)
+        self._requests[path] += 1
+        body = bytearray()
+        try:
+            await self._read_body(http, stream, body, endpoint.body_bytes_max)
+            request = HttpRequest(path, target.query, headers, bytes(body))
+            # Whoever reads the path now: its watcher may have been started again meanwhile.
+            return await self._endpoints.get(path, endpoint).answer(request)
+        finally:
+            self._requests[path] -= 1
+            self._bodies_bytes -= len(body)
+
+    async def _read_body(self, http: h11.Connection, stream: Any, body: bytearray, bytes_max: int) -> None:
+        pieces = 0
         with trio.move_on_after(BODY_TIMEOUT_S) as scope:
             while not isinstance(event := await _next_event(http, stream), h11.EndOfMessage):
                 if not isinstance(event, h11.Data):
                     raise trio.BrokenResourceError
                 body += event.data
-                if len(body) > endpoint.body_bytes_max:
-                    raise too_long
+                self._bodies_bytes += len(event.data)
+                if len(body) > bytes_max:
+                    raise _too_long(bytes_max)
+                if len(body) < self._bodies_bytes > BODIES_BYTES_MAX:
+                    raise Refused(TOO_MANY)
                 pieces += 1
                 if pieces % PIECES_IN_A_ROW == 0:  # chunks of a byte each: one read has thousands
                     await trio.lowlevel.checkpoint()
         if scope.cancelled_caught:
             raise Refused(HttpAnswer(408, f"the body did not come within {BODY_TIMEOUT_S:g} s"))
-        # Whoever reads the path now: its watcher may have been started again meanwhile.
-        return self._endpoints.get(path, endpoint), HttpRequest(path, target.query, headers, bytes(body))
 
     async def remove(self, path: str) -> None:
         """Take a path away. With the last one the listener closes: answers under way have `CLOSE_GRACE_S` left."""
@@ -280,8 +297,8 @@ async def listen(address: Address, path: str, endpoint: Endpoint) -> Listener:
     except LookupError:
         here = _Open()
         _open.set(here)
-    async with here.lock:
-        at = address.host, address.port
+    at = address.host, address.port
+    async with here.locks[at]:
         listener = here.listeners.get(at)
         if listener is not None and listener.failure is not None:
             del here.listeners[at]
@@ -334,6 +351,22 @@ def try_address(address: Address) -> bool:
 def refusal(address: Address, error: OSError) -> BrokerMisconfigured:
     """Return what is wrong with an address on which one cannot listen."""
     return BrokerMisconfigured(f"one cannot listen on {address}: {error.strerror or error}")
+
+
+def _headers(head: h11.Request) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in head.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # A proxy may read the other one of the two, and take for a request what we take for a body. What is not read
+        # whole is the last one of its connection.
+        raise Refused(HttpAnswer(400, "a request may have only one of transfer-encoding and content-length"))
+    return headers
+
+
+def _too_long(bytes_max: int) -> Refused:
+    return Refused(HttpAnswer(413, f"a body may have at most {bytes_max:,} bytes"))
 
 
 async def _next_event(http: h11.Connection, stream: Any) -> Any:

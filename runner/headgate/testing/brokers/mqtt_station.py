@@ -169,7 +169,15 @@ class MqttUser:
         self.client.subscribe(topic_filter, qos=1)
         assert self._subscribed.wait(WITHIN_S)
 
-    def publish(self, topic: str, bodies: Sequence[tuple[str | None, bytes]], qos: int = 1, **properties: Any) -> None:
+    def publish(
+        self,
+        topic: str,
+        bodies: Sequence[tuple[str | None, bytes]],
+        qos: int = 1,
+        *,
+        retain: bool = False,
+        **properties: Any,
+    ) -> None:
         """Publish ids and bodies, and have the broker confirm each."""
         sent = []
         for message_id, body in bodies:
@@ -178,7 +186,7 @@ class MqttUser:
                 setattr(given, name, value)
             if message_id is not None:
                 given.UserProperty = ("message_id", message_id)
-            sent.append(self.client.publish(topic, body, qos=qos, properties=given))
+            sent.append(self.client.publish(topic, body, qos=qos, retain=retain, properties=given))
         for each in sent:
             each.wait_for_publish(WITHIN_S)
 
