@@ -20,13 +20,15 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
+from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name, check_names
 from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, message_key
 from headgate.brokers.clients.rabbitmq_client import (
     REFUSED,
     TROUBLE,
+    UNREAD,
     UNROUTABLE,
     BasicProperties,
     Deliver,
@@ -46,12 +48,14 @@ from headgate.brokers.threaded import (
     ThreadedProducer,
     oversized,
 )
+from headgate.triggers.shared_stream import Undecodable
 
 __all__ = ["RabbitProducer", "RabbitTrigger"]
 
 PREFETCH_MAX: Final = 65_535  # a number of 16 bits; 0 would be no limit
 DELIVERIES_WARNED: Final = 5  # of one message by a queue that counts them
 OWN_HEADERS: Final = frozenset({"x-delivery-count", "x-acquired-count"})  # which the queue changes at each delivery
+ROUTING: Final = ("CC", "BCC")  # headers by which the broker routes to more queues
 PROPERTIES: Final = ("message_id", "correlation_id", "content_type", "type", "app_id", "reply_to", "timestamp")
 
 
@@ -108,6 +112,7 @@ class RabbitProducer(ThreadedProducer):
         self._arrived: deque[_Message] = deque()
         self._unacknowledged: dict[int, _Message | None] = {}  # by tag, in order; the message if it may be published
         self._is_consuming = self._is_cancelled = False
+        self._may_be_stream = True  # as far as it is known
 
     @property
     def name(self) -> str:
@@ -134,7 +139,9 @@ class RabbitProducer(ThreadedProducer):
                 publisher.queue_declare(self._dead_letter, passive=True)
                 publisher.confirm_delivery()
         with translated(self.name):
-            self._check_queue(queue_arguments(connection, self._queue) or {})
+            known = queue_arguments(connection, self._queue)
+            self._may_be_stream = known is None
+            self._check_queue(known or {})
             self._channel = channel = connection.channel()
             channel.basic_qos(prefetch_count=self.limits.in_flight_max)
             channel.add_on_cancel_callback(self._note_cancelled)
@@ -149,6 +156,8 @@ class RabbitProducer(ThreadedProducer):
 
     def _check_queue(self, known: dict[str, Any]) -> None:
         """Refuse a queue that drops messages by itself, unless the user has said where they go, or that they may."""
+        if known.get("x-queue-type") == "stream":
+            self._refuse_stream()
         problems = []
         exchange = known.get("x-dead-letter-exchange")
         if self._dead_letter_exchange is not None and exchange not in (None, self._dead_letter_exchange):
@@ -156,6 +165,8 @@ class RabbitProducer(ThreadedProducer):
                 f"{self.name}: its dead-letter exchange is {exchange}, not {self._dead_letter_exchange}"
             )
         has_exchange = exchange is not None or self._dead_letter_exchange is not None
+        if exchange and not self._exists(exchange):  # "" is the default exchange
+            problems.append(f"its dead-letter exchange {exchange} does not exist: what the queue drops is lost")
         if known.get("durable") is False:
             problems.append("it is not durable: a restart of the broker deletes it with all messages")
         if known.get("auto_delete"):
@@ -173,6 +184,17 @@ class RabbitProducer(ThreadedProducer):
             if not self._accepts_drop:
                 raise BrokerMisconfigured(f"{self.name}: {problem}; accept_drop=true reads it all the same")
             self.warn(problem.partition(":")[0])
+
+    def _exists(self, exchange: str) -> bool:
+        try:
+            with translated(self.name):
+                self._open_connection.channel().exchange_declare(exchange, passive=True)
+        except BrokerSourceMissing:
+            return False
+        return True
+
+    def _refuse_stream(self) -> NoReturn:
+        raise BrokerMisconfigured(f"{self.name}: it is a stream, which has no acknowledgements of single messages")
 
     def _note_cancelled(self, _: object) -> None:
         self._is_cancelled = True
@@ -210,9 +232,10 @@ class RabbitProducer(ThreadedProducer):
     def _received(self, message: _Message) -> Received:
         method, properties, body = message
         headers = {name: _plain(value) for name, value in (properties.headers or {}).items()}
-        if "x-stream-offset" in headers:
-            raise BrokerMisconfigured(f"{self.name}: it is a stream, which has no acknowledgements of single messages")
-        if (deliveries := headers.get("x-delivery-count")) is not None and deliveries >= DELIVERIES_WARNED:
+        if "x-stream-offset" in headers and self._may_be_stream:  # a message that was moved here may have it, too
+            self._refuse_stream()
+        deliveries = headers.get("x-delivery-count")
+        if isinstance(deliveries, int) and deliveries >= DELIVERIES_WARNED:
             self.warn(f"a message was delivered {DELIVERIES_WARNED} times: the queue may drop it, if it has a limit")
         tag = int(method.delivery_tag)
         self._unacknowledged[tag] = message if self._dead_letter is not None else None
@@ -235,6 +258,8 @@ class RabbitProducer(ThreadedProducer):
             "headers": {name: value for name, value in headers.items() if name not in OWN_HEADERS},
             **{name: value for name, value in given.items() if value is not None},
         }
+        if UNREAD in headers:
+            return Undecodable(UNREAD, {"body": body, **rest})
         return event_of(decoded_body(body, self._body), rest)
 
     def _key_of(self, properties: BasicProperties, headers: dict[str, Any], body: bytes, raw_event: Any) -> str | None:
@@ -277,16 +302,19 @@ class RabbitProducer(ThreadedProducer):
         assert self._dead_letter is not None
         kept = self._unacknowledged[message.ref]
         assert kept is not None
-        kept.properties.headers = {
-            **(kept.properties.headers or {}),
-            "x-headgate-queue": self._queue,
-            "x-headgate-exchange": kept.method.exchange,
-            "x-headgate-routing-key": kept.method.routing_key,
-        }
-        kept.properties.delivery_mode = 2
+        # What would route the copy elsewhere as well, have the broker drop it in time, or refuse it if its user is
+        # another one than ours.
+        copy = kept.properties
+        copy.expiration = copy.user_id = None
+        for name in ROUTING:
+            copy.rename_header(name, f"x-headgate-{name}")
+        copy.add_header("x-headgate-queue", self._queue)
+        copy.add_header("x-headgate-exchange", kept.method.exchange)
+        copy.add_header("x-headgate-routing-key", kept.method.routing_key)
+        copy.delivery_mode = 2
         with translated(f"{self.name}: dead_letter {self._dead_letter}"):
             try:
-                self._publisher.basic_publish("", self._dead_letter, kept.body, kept.properties, mandatory=True)
+                self._publisher.basic_publish("", self._dead_letter, kept.body, copy, mandatory=True)
             except REFUSED as error:
                 raise PlaceRefuses(f"the queue {self._dead_letter} of dead_letter is full: {error!r}") from None
             except UNROUTABLE:

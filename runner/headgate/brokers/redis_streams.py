@@ -30,7 +30,17 @@ import structlog
 from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
 from headgate.brokers.clients.bodies import parsed_json
-from headgate.brokers.clients.redis_client import TROUBLE, RedisClient, RedisFull, ask, open_client, run, translated
+from headgate.brokers.clients.redis_client import (
+    TROUBLE,
+    RedisClient,
+    RedisFull,
+    RedisPipeline,
+    WatchError,
+    ask,
+    open_client,
+    run,
+    translated,
+)
 from headgate.brokers.threaded import (
     HEAD_BYTES_MAX,
     IN_FLIGHT_MAX,
@@ -48,6 +58,7 @@ __all__ = ["RedisStreamProducer", "RedisStreamTrigger"]
 VERSION_MIN: Final = (6, 2)  # which has XAUTOCLAIM
 CONSUMER: Final = "headgate"
 CLAIM_INTERVAL_S_MIN: Final = 1.0
+MOVE_ATTEMPTS_MAX: Final = 20  # to copy one rejected entry while others write to the same stream
 PING_INTERVAL_S: Final = 1.0  # while as many entries are in flight as may be
 
 _log = structlog.get_logger("headgate.brokers.redis")
@@ -121,6 +132,8 @@ class RedisStreamProducer(ThreadedProducer):
             run(client, "XACK", self._stream, self._group, "0-0")
             self._read("0", 1, None)
             if self._dead_letter is not None:
+                with client.pipeline() as pipeline:
+                    self._watch_place(pipeline)
                 client.xpending_range(self._stream, self._group, "-", "+", 1)
                 run(client, "XRANGE", self._stream, "0-0", "0-0")
             self._begin(*self._look_for_losses())
@@ -331,10 +344,28 @@ class RedisStreamProducer(ThreadedProducer):
         found = run(self._redis, "XRANGE", self._stream, entry_id, entry_id)
         fields = [part for _, parts in found for part in parts]
         origin = ("headgate-stream", self._stream, "headgate-group", self._group, "headgate-id", entry_id)
-        pipeline = self._redis.pipeline(transaction=True)
-        run(pipeline, "XADD", self._dead_letter, "*", *fields, *origin)
-        run(pipeline, "XACK", self._stream, self._group, entry_id)
-        pipeline.execute()
+        with self._redis.pipeline(transaction=True) as pipeline:
+            for _ in range(MOVE_ATTEMPTS_MAX):
+                self._watch_place(pipeline)
+                pipeline.multi()
+                run(pipeline, "XADD", self._dead_letter, "*", *fields, *origin)
+                run(pipeline, "XACK", self._stream, self._group, entry_id)
+                try:
+                    pipeline.execute()
+                except WatchError:
+                    continue  # another reader has put an entry there meanwhile
+                return
+        raise RedisFull("others write to it all the time")
+
+    def _watch_place(self, pipeline: RedisPipeline) -> None:
+        """Refuse a place that is no stream: in a transaction ``XADD`` would fail, and ``XACK`` behind it would not."""
+        assert self._dead_letter is not None
+        run(pipeline, "WATCH", self._dead_letter)
+        kind = run(pipeline, "TYPE", self._dead_letter)
+        if kind not in (b"none", b"stream"):
+            raise BrokerMisconfigured(
+                f"{self.name}: dead_letter {self._dead_letter} is a {kind.decode()}, not a stream"
+            )
 
     def lag(self) -> int | None:
         """Return the entries that the group has not got, and those that it has not acknowledged."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import SimpleNamespace
@@ -20,7 +21,9 @@ from tests.brokers.servers.certificates import NOW, Certify
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients import rabbitmq_client
-from headgate.brokers.clients.rabbitmq_client import TROUBLE, open_connection, queue_arguments, translated
+from headgate.brokers.clients.rabbitmq_client import TROUBLE, UNREAD, open_connection, queue_arguments, translated
+from headgate.brokers.clients.rabbitmq_frames import ReadingConnection
+from headgate.brokers.held import Received
 from headgate.brokers.rabbitmq import RabbitProducer, RabbitTrigger
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.rabbitmq_station import (
@@ -120,9 +123,130 @@ def test_the_count_of_deliveries_makes_no_other_event_and_many_of_them_are_warne
     assert "the queue may drop it" in producer.warnings[0]
 
 
-def test_a_stream_is_refused_when_its_first_message_comes() -> None:
+def test_a_stream_is_refused(station: RabbitStation) -> None:
+    stream = f"{station.queue}-stream"
+    station._source.ask(
+        lambda channel: channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+    )
+    try:
+        assert "it is a stream" in station.trigger(queue=stream).check(station.uri).problem
+    finally:
+        station._source.ask(lambda channel: channel.queue_delete(stream))
+
+
+def test_a_stream_that_may_not_be_asked_about_is_refused_when_its_first_message_comes() -> None:
     with pytest.raises(BrokerMisconfigured, match="it is a stream"):
         received(RabbitProducer(CONNECTION, "orders"), message(headers={"x-stream-offset": 0}))
+
+
+@pytest.mark.usefixtures("as_others_publish")
+def test_headers_that_others_set_end_nothing(station: RabbitStation) -> None:
+    given = {"x-stream-offset": 5, "x-delivery-count": "many", "rate": Float(1.5), "half": SingleFloat(0.5)}
+    publish(station, b"a", headers={**given, "at": Milliseconds(1_700_000_000_000)}, message_id="m1")
+    publish(station, b"c", content_type="text/plain", content_encoding="utf-8", headers={}, message_id="m2")
+    with Reading(station.trigger(), uri=station.uri) as read:
+        wait_until(lambda: len(read.payloads()) == 2, "they are stored")
+        first, second = [decode_value(each) for each in read.payloads()]
+    shown = {"x-stream-offset": 5, "rate": 1.5, "half": 0.5, "at": 1_700_000_000_000}
+    assert (first["headers"], first["message_id"]) == (shown, "m1")
+    assert (second["content_type"], second["message_id"], second["headers"]) == ("text/plain", "m2", {})
+
+
+class Float(float):
+    """A number that pika does not write."""
+
+
+class SingleFloat(float):
+    """One of 32 bits, as publishers of other languages send it."""
+
+
+class Milliseconds(int):
+    """A time that a publisher has counted in milliseconds."""
+
+
+@pytest.fixture
+def as_others_publish(monkeypatch: Any) -> None:
+    """What pika itself cannot publish."""
+    encode = pika.data.encode_value
+
+    def encode_more(pieces: list[bytes], value: Any) -> int:
+        more = {
+            Float: lambda: b"d" + struct.pack(">d", value),
+            SingleFloat: lambda: b"f" + struct.pack(">f", value),
+            Milliseconds: lambda: b"T" + struct.pack(">Q", value),
+        }
+        if type(value) not in more:
+            return int(encode(pieces, value))
+        pieces.append(more[type(value)]())
+        return len(pieces[-1])
+
+    monkeypatch.setattr(pika.data, "encode_value", encode_more)
+
+
+def test_a_frame_is_read_wherever_its_bytes_are_cut() -> None:
+    properties = pika.BasicProperties(headers={"list": [None, {"a": b"\xff"}]}, message_id="m1", content_type="a/b")
+    whole = pika.frame.Header(1, 7, properties).marshal()
+    link = ReadingConnection.__new__(ReadingConnection)
+    for size in range(1, len(whole)):
+        link._frame_buffer = whole[:size]
+        assert link._read_frame() == (0, None), size
+    link._frame_buffer = whole + b"more"
+    size, read = link._read_frame()
+    assert (size, read.body_size) == (len(whole), 7)
+    assert (read.properties.headers, read.properties.message_id) == (properties.headers, "m1")
+    assert read.marshal() == whole
+
+
+def test_headers_that_cannot_be_read_make_a_dead_letter_and_end_nothing() -> None:
+    whole = pika.frame.Header(1, 7, pika.BasicProperties(headers={"rate": "1.5"}, message_id="m1")).marshal()
+    link = ReadingConnection.__new__(ReadingConnection)
+    link._frame_buffer = whole.replace(b"S", b"?")
+    _, read = link._read_frame()
+    given = SimpleNamespace(method=message().method, properties=read.properties, body=b"{}")
+    event = received(RabbitProducer(CONNECTION, "orders"), given).raw_event
+    assert event.reason == UNREAD
+    assert event.content["headers"] == {UNREAD: b"\x04rate?\x00\x00\x00\x031.5"}
+    assert (event.content["body"], event.content["message_id"]) == (b"{}", "m1")
+
+
+@contextmanager
+def first_message(station: RabbitStation, queue: str, place: str) -> Iterator[tuple[RabbitProducer, Received, Any]]:
+    """A producer that has read a message, and the message's properties."""
+    producer = RabbitProducer(CONNECTION, queue, dead_letter=place, accept_drop=True)
+    producer.connection = Connection.from_uri(CONNECTION, station.uri)
+    producer.connect()
+    try:
+        while not (messages := producer.receive(1, WITHIN_S)):
+            pass
+        kept = producer._unacknowledged[messages[0].ref]
+        assert kept is not None
+        yield producer, messages[0], kept.properties
+    finally:
+        producer.disconnect()
+
+
+@pytest.mark.usefixtures("as_others_publish")
+def test_a_copy_of_a_rejected_message_is_whole_and_goes_to_its_place_alone(station: RabbitStation) -> None:
+    given = {"tenant": "eu", "rate": Float(1.5), "many": 2**40, "at": Milliseconds(10**13), "list": [{"a": None}]}
+    more = {"message_id": "m1", "content_type": "a/b", "content_encoding": "c"}
+    publish(station, b"a", headers={**given, "CC": [station.queue]}, expiration="60000", user_id="guest", **more)
+    station.with_place()
+    with first_message(station, station.queue, station.rejected) as (producer, message, _):
+        producer.reject([message])
+    with first_message(station, station.rejected, station.queue) as (_, copied, copy):
+        assert {name: getattr(copy, name) for name in (*more, "expiration", "user_id")} == {
+            **more,
+            "expiration": None,
+            "user_id": None,
+        }
+        assert copied.raw_event["body"] == "a"
+        assert copy.headers == {
+            **given,
+            "x-headgate-CC": [station.queue],
+            "x-headgate-queue": station.queue,
+            "x-headgate-exchange": "",
+            "x-headgate-routing-key": station.queue,
+        }
 
 
 def test_lanes_are_of_each_message_of_the_queue_or_of_a_header() -> None:

@@ -98,11 +98,12 @@ def test_a_place_for_which_there_is_no_memory_costs_no_connection_and_holds_up_n
     assert len(station.in_place()) == 1
 
 
-@pytest.mark.parametrize("lacking", ["xpending", "xrange"])
+@pytest.mark.parametrize("lacking", ["xpending", "xrange", "watch"])
 def test_what_a_rejected_entry_needs_is_asked_for_when_the_stream_is_opened(
     station: RedisStation, lacking: str
 ) -> None:
-    rights = {"xreadgroup", "xack", "xinfo", "type", "ttl", "ping", "multi", "exec", "xadd", "xpending", "xrange"}
+    commands = "xreadgroup xack xinfo type ttl ping multi exec xadd xpending xrange watch unwatch"
+    rights = set(commands.split())
     allowed = [f"+{command}" for command in sorted(rights - {lacking})]
     run(station.client, "ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~*", *allowed)
     uri = f"redis://reader:{PASSWORD}@127.0.0.1:{station.tap.port}"

@@ -18,8 +18,8 @@ from tests.brokers.servers.absent import skip_or_fail
 from headgate.brokers import broker_thread
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients.redis_client import open_client, run
-from headgate.brokers.redis_streams import RedisStreamProducer, RedisStreamTrigger
-from headgate.brokers.threaded import Received
+from headgate.brokers.redis_streams import MOVE_ATTEMPTS_MAX, RedisStreamProducer, RedisStreamTrigger
+from headgate.brokers.threaded import PlaceRefuses, Received
 from headgate.protocol.values import decode_value
 from headgate.testing import crash_test
 from headgate.testing.brokers.reading import Reading, names
@@ -335,6 +335,57 @@ def test_an_entry_whose_rejection_had_no_answer_is_put_aside_once(client: redis.
     copies = [fields[b"headgate-id"] for _, fields in run(client, "XRANGE", rejected, "-", "+")]
     assert copies == [message.ref for message in messages]
     assert client.xpending(stream, GROUP)["pending"] == 0
+
+
+def test_an_entry_is_not_acknowledged_if_its_place_is_no_stream(client: redis.Redis, stream: str) -> None:
+    RedisStream(client, stream, GROUP).publish(names(1))
+    rejected = f"{stream}-rejected"
+    producer = RedisStreamProducer(CONNECTION, stream, GROUP, dead_letter=rejected)
+    producer.connection = Connection.from_uri(CONNECTION, REDIS_URL)
+    producer.connect()
+    try:
+        messages = producer.receive(1, 0.0)
+        client.rpush(rejected, "an item")
+        with pytest.raises(BrokerMisconfigured, match=f"dead_letter {rejected} is a list, not a stream"):
+            producer.reject(messages)
+        assert client.xpending(stream, GROUP)["pending"] == 1
+        with pytest.raises(BrokerMisconfigured, match="is a list, not a stream"):
+            producer.connect()
+    finally:
+        producer.disconnect()
+        client.delete(rejected)
+
+
+@pytest.mark.parametrize("busy_times", [1, MOVE_ATTEMPTS_MAX])
+def test_a_place_to_which_others_write_gets_the_entry_too(
+    client: redis.Redis, stream: str, monkeypatch: Any, busy_times: int
+) -> None:
+    RedisStream(client, stream, GROUP).publish(names(1))
+    rejected = f"{stream}-rejected"
+    producer = RedisStreamProducer(CONNECTION, stream, GROUP, dead_letter=rejected)
+    producer.connection = Connection.from_uri(CONNECTION, REDIS_URL)
+    producer.connect()
+    watch_place, busy = producer._watch_place, iter(range(busy_times))
+
+    def while_others_write(pipeline: Any) -> None:
+        watch_place(pipeline)
+        for _ in busy:
+            run(client, "XADD", rejected, "*", "a", "b")
+            return
+
+    monkeypatch.setattr(producer, "_watch_place", while_others_write)
+    try:
+        messages = producer.receive(1, 0.0)
+        if busy_times == MOVE_ATTEMPTS_MAX:
+            with pytest.raises(PlaceRefuses, match="others write to it all the time"):
+                producer.reject(messages)
+            assert client.xpending(stream, GROUP)["pending"] == 1
+        producer.reject(messages)
+    finally:
+        producer.disconnect()
+    assert client.xlen(rejected) == busy_times + 1
+    assert client.xpending(stream, GROUP)["pending"] == 0
+    client.delete(rejected)
 
 
 # --- the trigger --------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ try:
     import pika
     from pika import exceptions
     from pika.credentials import ExternalCredentials, PlainCredentials
+
+    from headgate.brokers.clients.rabbitmq_frames import UNREAD, ReadingConnection
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "RabbitMQ needs the client pika: pip install 'headgate[rabbitmq]'", name="pika"
@@ -30,6 +32,7 @@ except ModuleNotFoundError as missing:
 __all__ = [
     "REFUSED",
     "TROUBLE",
+    "UNREAD",
     "UNROUTABLE",
     "BasicProperties",
     "Deliver",
@@ -125,7 +128,7 @@ def open_connection(connection: Connection, name: str) -> RabbitConnection:
             given["ssl_options"] = pika.SSLOptions(context, host)
         try:
             with translated(where):
-                return _Connection(pika.ConnectionParameters(**given))
+                return _Connection(pika.ConnectionParameters(**given), ReadingConnection)
         except TROUBLE as error:
             failure = error
             if context is not None:
@@ -229,5 +232,5 @@ def queue_arguments(connection: RabbitConnection, queue: str) -> dict[str, Any] 
                 known[name] = int(value) if value and value.lstrip("-").isdigit() else value
         else:
             channel.close()
-            return None
+            return known if known.get("x-queue-type") == "stream" else None  # a stream does not look at the guard
     return None

@@ -36,6 +36,8 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 RedisClient = redis.Redis
+RedisPipeline = redis.client.Pipeline
+WatchError = exceptions.WatchError
 
 SOCKET_TIMEOUT_S: Final = 5.0  # for one answer, beside the wait of a blocking read: a server that hangs is left
 PORT: Final = 6379

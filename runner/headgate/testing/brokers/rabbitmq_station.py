@@ -307,6 +307,7 @@ class RabbitStation(Station):
             "expiring": {"x-expires": 600_000},
             "forgetful": {"x-message-ttl": 600_000},
             "elsewhere": {"x-dead-letter-exchange": "amq.fanout"},
+            "nowhere": {"x-dead-letter-exchange": "not-there"},
         }
         for name, arguments in queues.items():
             self._declare(f"{self.queue}-{name}", durable=True, arguments=arguments)
@@ -324,6 +325,7 @@ class RabbitStation(Station):
             "no such place": Refusal(None, {"dead_letter": "nothing"}, "dead_letter nothing: it does not exist"),
             "no such exchange": Refusal(None, {"dead_letter_exchange": "nothing"}, "it does not exist"),
             "another exchange": of("elsewhere", "is amq.fanout, not amq.topic", dead_letter_exchange="amq.topic"),
+            "a dead-letter exchange that is not there": of("nowhere", "dead-letter exchange not-there does not exist"),
             "no dead-letter exchange": of("plain", "no dead-letter exchange is known"),
             "a queue that expires": of("expiring", "x-expires"),
             "messages that expire": of("forgetful", "x-message-ttl"),
