@@ -301,6 +301,17 @@ async def test_what_is_held_is_extended_while_nothing_is_stored(broker: Blocking
         await stream.advance(second)
 
 
+async def test_what_is_held_is_extended_while_others_are_put_aside(
+    broker: BlockingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_thread, "REJECT_MAX", 1)
+    broker.publish("a:1", "b:1", "c:1", "d:1")
+    async with opened(WithPlace(broker, extend_s=1e-9)) as stream:
+        await stream.advance(*(await stream.next(4))[:3], outcome=REJECTED)
+        await stream.until(lambda: len(broker.acknowledged) == 3)
+    assert ["b:1", "c:1", "d:1"] in broker.extended, "between the first and the second"
+
+
 async def test_the_connection_is_asked_for_at_each_attempt(broker: BlockingBroker) -> None:
     passwords = iter(["old", "old", "new"])
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 RECEIVE_MAX = 250  # messages of one receive: acknowledgements wait for no more than these
 SETTLE_MAX = 1_000  # messages of one acknowledgement
+REJECT_MAX = 50  # messages put aside, perhaps one by one, before what is held is extended
 # An acknowledgement is made within this time after its advance, or not at all. Far below the part of the lease's
 # silence that the supervisor keeps for advances that have begun (`headgate.supervisor.triggers.leases.ADVANCE_SHARE`).
 SETTLE_S = 2.0
@@ -161,7 +162,7 @@ class BrokerThread:
         """Tell the broker of all outcomes that have come."""
         self._take_outcomes()
         while self._settle():
-            pass
+            self._extend()  # what waits for its turn: a place may take its time for each message
 
     @property
     def known(self) -> int | None:
@@ -265,9 +266,7 @@ class BrokerThread:
         self.settle()
         now = time.monotonic()
         self._hand_over(held.due(now))
-        if (extend_s := producer.extend_s) is not None and held and now >= self._extend_at:
-            self._extend_at = now + extend_s
-            producer.extend(held.refs)
+        self._extend()
         if now >= self._lag_at:
             self._lag_at = now + LAG_INTERVAL_S
             self._lag = producer.lag()
@@ -286,6 +285,12 @@ class BrokerThread:
             producer.idle()
         # After a receive that has waited itself, nothing is left to wait for.
         self._wake.wait(max(0.0, until - time.monotonic()))
+
+    def _extend(self) -> None:
+        now, held = time.monotonic(), self._held
+        if (extend_s := self._producer.extend_s) is not None and held and now >= self._extend_at:
+            self._extend_at = now + extend_s
+            self._producer.extend(held.refs)
 
     def _hand_over(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
@@ -314,7 +319,7 @@ class BrokerThread:
             self._acknowledged += len(messages)
             return True
         if producer.keeps_rejected:
-            self._put_aside(messages)
+            self._put_aside(messages[:REJECT_MAX])
         else:
             self._leave(messages)
             self._rejected += len(messages)
@@ -372,9 +377,9 @@ class BrokerThread:
             )
         self._held.leave(rejected)
         self._producer.leave(rejected)
-        if self._producer.left_takes_room and self._held.left >= self.limits.in_flight_max:
+        if self._producer.left_takes_room and self._held.left >= self._producer.room:
             raise BrokerMisconfigured(
                 f"{name}: {self._held.left} rejected messages without a whole dead letter stay with the broker, as "
-                f"many as may be in flight: give the stream a place for rejected messages (dead_letter)"
+                f"many as it gives out at once: give the stream a place for rejected messages (dead_letter)"
             )
         _log.error("rejected messages stay unacknowledged", stream=name, messages=len(rejected), first=first.key)

@@ -38,14 +38,14 @@ from headgate.brokers.clients.kafka_client import (
     failure_of,
     translated,
 )
-from headgate.brokers.clients.kafka_group import GroupMember, Reading, headers_of, place_of
+from headgate.brokers.clients.kafka_group import GroupMember, Headers, Reading, headers_of, place_of
 from headgate.brokers.threaded import (
     MESSAGE_BYTES_MAX,
     Received,
     ThreadedProducer,
     oversized,
 )
-from headgate.triggers.shared_stream import LanePosition
+from headgate.triggers.shared_stream import LanePosition, Undecodable
 
 __all__ = ["KafkaProducer", "KafkaTrigger"]
 
@@ -104,7 +104,9 @@ class KafkaProducer(ThreadedProducer):
         self._publisher: Producer | None = None
         self._found: TopicFound | None = None
         self._place = ""  # what tells offsets of the topic that was found from those of any other
-        self._kept: dict[tuple[int, int], Message] = {}  # that may be published to the place of rejected ones
+        self._kept: dict[
+            tuple[int, int], tuple[Message, Headers]
+        ] = {}  # that may be published to the place of rejected ones
         self._first_lag: int | None = None
 
     @property
@@ -199,19 +201,17 @@ class KafkaProducer(ThreadedProducer):
 
     def _received(self, message: Message) -> Received:
         ref = number, offset = place_of(message)
+        headers = headers_of(message)
         if self._dead_letter is not None:
-            self._kept[ref] = message
+            self._kept[ref] = message, headers or []
         _, timestamp_ms = message.timestamp()
         # The timestamp tells messages apart if the topic was made anew on a cluster without ids of topics.
         key = f"kafka:{self._place}:{number}:{offset}:{timestamp_ms}"
-        size = (
-            len(message.value() or b"")
-            + len(message.key() or b"")
-            + sum(len(n) + len(v or b"") for n, v in headers_of(message))
-        )
-        return Received(ref, self._raw_event(message, size), key, number, size)
+        size = len(message.value() or b"") + len(message.key() or b"")
+        size += sum(len(name) + len(value or b"") for name, value in headers or ())
+        return Received(ref, self._raw_event(message, headers, size), key, number, size)
 
-    def _raw_event(self, message: Message, size: int) -> Any:
+    def _raw_event(self, message: Message, headers: Headers | None, size: int) -> Any:
         body, (kind, timestamp_ms) = message.value(), message.timestamp()
         if (too_long := oversized(size, body or b"", self.limits.message_bytes_max)) is not None:
             return too_long
@@ -221,8 +221,10 @@ class KafkaProducer(ThreadedProducer):
             "partition": message.partition(),
             "offset": message.offset(),
             "timestamp": timestamp_ms / 1000 if kind else None,
-            "headers": {name: _text(value) for name, value in headers_of(message)},
+            "headers": {name: _text(value) for name, value in headers or ()},
         }
+        if headers is None:
+            return Undecodable("a header has a name that is not UTF-8: they cannot be read", {"body": body, **rest})
         return event_of(None if body is None else decoded_body(body, self._body), rest)
 
     # --- outcomes -------------------------------------------------------------------------------------------------
@@ -247,15 +249,14 @@ class KafkaProducer(ThreadedProducer):
             self._publisher = Producer({**config, "message.max.bytes": PLACE_BYTES_MAX, "linger.ms": 5})
         with translated(where):
             for message in messages:
-                kept = self._kept[message.ref]
+                kept, headers = self._kept[message.ref]
                 origin = {"topic": self._topic, "partition": message.ref[0], "offset": message.ref[1]}
-                headers = headers_of(kept)
-                headers += [(f"headgate-{name}", str(value).encode()) for name, value in origin.items()]
+                more = [(f"headgate-{name}", str(value).encode()) for name, value in origin.items()]
                 self._publisher.produce(
                     self._dead_letter,
                     kept.value(),
                     kept.key(),
-                    headers=headers,
+                    headers=[*headers, *more],
                     on_delivery=lambda error, _: reports.append(error),
                 )
             self._publisher.flush(DELIVER_S + 1)

@@ -44,6 +44,7 @@ __all__ = ["JetStreamProducer", "JetStreamTrigger"]
 NS: Final = 1_000_000_000
 ACK_WAIT_S: Final = 30.0  # of a consumer that is made
 PULL_EXPIRES_S: Final = 30.0  # the server keeps a request for messages for so long
+PASSING: Final = ("leadership change", "server shutdown", "batch completed")  # of 409: the next request is answered
 PULL_LATE_S: Final = 5.0  # beyond it a request is taken for lost
 PULL_MAX: Final = 250  # messages of one request
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # the client library publishes no other one
@@ -96,6 +97,8 @@ class JetStreamProducer(ThreadedProducer):
         self._inbox = ""
         self._created = ""  # when the stream was made
         self._ack_wait_s = ACK_WAIT_S
+        self._pull_max, self._pull_s = PULL_MAX, PULL_EXPIRES_S  # of one request, as the consumer takes it
+        self._pending_max = self.limits.in_flight_max  # messages that it gives out before some are acknowledged
         self._asked = 0  # messages of the current request that have not come
         self._asked_until = 0.0
         self._waiting: deque[Received] = deque()
@@ -112,6 +115,11 @@ class JetStreamProducer(ThreadedProducer):
     def extend_s(self) -> float | None:
         """A third of the time for which the consumer lends."""
         return self.limits.extend_s or self._ack_wait_s / 3
+
+    @property
+    def room(self) -> int:
+        """As many as may be in flight, or as the consumer gives out at once."""
+        return min(self.limits.in_flight_max, self._pending_max)
 
     # --- connecting -----------------------------------------------------------------------------------------------
 
@@ -213,6 +221,15 @@ class JetStreamProducer(ThreadedProducer):
             self._drop(f"it gives up a message after {max_deliver} deliveries without a word (max_deliver)")
         if (threshold_ns := config.get("inactive_threshold", 0)) > 0:
             self._drop(f"it is deleted when nobody reads it for {threshold_ns / NS:g} s (inactive_threshold)")
+        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+        if self._subject is not None and filters != [self._subject]:
+            raise BrokerMisconfigured(
+                f"{self.name}: the consumer is there already, of subject {', '.join(filters)}, not {self._subject}"
+            )
+        self._pull_max = min(PULL_MAX, config.get("max_batch") or PULL_MAX)
+        self._pull_s = min(PULL_EXPIRES_S, (config.get("max_expires") or PULL_EXPIRES_S * NS) / NS)
+        pending_max = config.get("max_ack_pending", -1)
+        self._pending_max = pending_max if pending_max > 0 else self.limits.in_flight_max
         waits_ns = config.get("backoff") or [config.get("ack_wait") or ACK_WAIT_S * NS]
         self._ack_wait_s = min(waits_ns) / NS
 
@@ -244,9 +261,9 @@ class JetStreamProducer(ThreadedProducer):
         """Return messages that have come; ask for more if none is asked for."""
         client = self._client
         if not self._waiting and (self._asked <= 0 or time.monotonic() > self._asked_until):
-            self._asked = min(count_max, PULL_MAX)
-            self._asked_until = time.monotonic() + PULL_EXPIRES_S + PULL_LATE_S
-            question = {"batch": self._asked, "expires": int(PULL_EXPIRES_S * NS)}
+            self._asked = min(count_max, self._pull_max)
+            self._asked_until = time.monotonic() + self._pull_s + PULL_LATE_S
+            question = {"batch": self._asked, "expires": int(self._pull_s * NS)}
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._durable}"
             client.publish([(subject, msgspec.json.encode(question))], self._inbox)
         if not self._waiting:
@@ -269,7 +286,7 @@ class JetStreamProducer(ThreadedProducer):
                 continue
             headers = message.headers or {}
             status, text = headers.get("Status", ""), headers.get("Description", "")
-            if status == "409" and "deleted" in text.lower():
+            if status == "409" and text.lower() not in PASSING:
                 raise NatsLost(text)  # what is there now is looked at on a new connection
             if status in ("404", "408", "409", "503"):
                 self._asked = 0
@@ -283,7 +300,8 @@ class JetStreamProducer(ThreadedProducer):
             self._kept[sequence] = message
         self.lane_progress.note("", (sequence,), deliveries)
         lane: Any = {"message": sequence, "subject": message.subject, "stream": None}[self._lane]
-        key = f"nats:{self._stream}:{self._created}:{sequence}"
+        # The time tells messages apart if the server has lost its newest ones, and counts on from before them.
+        key = f"nats:{self._stream}:{self._created}:{sequence}:{timestamp_ns}"
         size = len(message.data) + sum(len(name) + len(value) for name, value in (message.headers or {}).items())
         return Received(sequence, self._raw_event(message, sequence, timestamp_ns, size), key, lane, size)
 

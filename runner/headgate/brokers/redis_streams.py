@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import structlog
 
@@ -32,12 +32,16 @@ from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_c
 from headgate.brokers.clients.bodies import parsed_json
 from headgate.brokers.clients.redis_client import (
     TROUBLE,
+    Fields,
     RedisClient,
     RedisFull,
     RedisPipeline,
     WatchError,
     ask,
+    fields_as_they_are,
+    named_fields,
     open_client,
+    pairs_of,
     run,
     translated,
 )
@@ -62,9 +66,6 @@ MOVE_ATTEMPTS_MAX: Final = 20  # to copy one rejected entry while others write t
 PING_INTERVAL_S: Final = 1.0  # while as many entries are in flight as may be
 
 _log = structlog.get_logger("headgate.brokers.redis")
-
-Fields = Sequence[tuple[bytes, bytes]]  # as the server has them: a name may come more than once
-Part = TypeVar("Part")
 
 
 class RedisStreamProducer(ThreadedProducer):
@@ -265,7 +266,7 @@ class RedisStreamProducer(ThreadedProducer):
             self._stream,
             after,
         )
-        return [(entry_id, _pairs(parts)) for _, entries in answer or () for entry_id, parts in entries]
+        return [(entry_id, pairs_of(parts)) for _, entries in answer or () for entry_id, parts in entries]
 
     def _claim(self, count_max: int) -> list[tuple[bytes, Fields]]:
         """Take over entries that were handed out to another consumer, which is gone."""
@@ -280,7 +281,7 @@ class RedisStreamProducer(ThreadedProducer):
             self._claim_at = time.monotonic() + max(CLAIM_INTERVAL_S_MIN, self._claim_idle_s / 2)
         gone = answer[2] if len(answer) > 2 else ()
         # Before Redis 7 an entry that is gone has no id here. It is pending for us then, and read as that.
-        claimed = [(each[0], _pairs(each[1])) for each in answer[1] if each is not None]
+        claimed = [(each[0], pairs_of(each[1])) for each in answer[1] if each is not None]
         return [*claimed, *((each, ()) for each in gone)]
 
     def _message(self, entry_id: bytes, fields: Fields) -> Received:
@@ -303,19 +304,19 @@ class RedisStreamProducer(ThreadedProducer):
             return too_long
         if self._json_field is None:
             try:
-                named = _named((name.decode(), value.decode()) for name, value in fields)
+                named = named_fields((name.decode(), value.decode()) for name, value in fields)
             except UnicodeDecodeError as error:
-                return Undecodable(f"a field is not UTF-8: {error.reason}", _as_it_is(fields))
+                return Undecodable(f"a field is not UTF-8: {error.reason}", fields_as_they_are(fields))
             return {"id": entry_id.decode(), "stream": self._stream, "fields": named}
         name = self._json_field.decode()
         values = [value for each, value in fields if each == self._json_field]
         if len(values) != 1:
             what = f"is no field {name!r}" if not values else f"are {len(values)} fields {name!r}"
-            return Undecodable(f"there {what}", _as_it_is(fields))
+            return Undecodable(f"there {what}", fields_as_they_are(fields))
         try:
             return parsed_json(values[0])
         except (ValueError, RecursionError) as error:
-            return Undecodable(f"the field {name!r} is not JSON: {error}", _as_it_is(fields))
+            return Undecodable(f"the field {name!r} is not JSON: {error}", fields_as_they_are(fields))
 
     # --- outcomes -------------------------------------------------------------------------------------------------
 
@@ -480,28 +481,3 @@ def _lag(stream: Mapping[str, Any], group: Mapping[str, Any]) -> int | None:
 def _numbers(entry_id: bytes) -> tuple[int, int]:
     milliseconds, _, number = entry_id.partition(b"-")
     return int(milliseconds), int(number or 0)
-
-
-def _as_it_is(fields: Fields) -> dict[Any, Any]:
-    """Return an entry as a dead letter has it: what is not UTF-8 is bytes, so that two that differ are told apart."""
-    return _named((_readable(name), _readable(value)) for name, value in fields)
-
-
-def _named(fields: Iterable[tuple[Part, Part]]) -> dict[Part, Part | list[Part]]:
-    """Return fields by their names: a value, or all values of one that comes more than once."""
-    found: dict[Part, list[Part]] = {}
-    for name, value in fields:
-        found.setdefault(name, []).append(value)
-    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
-
-
-def _pairs(parts: Sequence[bytes] | None) -> Fields:
-    """Return the names and values of an entry, which the server sends in turns; none of one that is gone."""
-    return list(zip(parts[::2], parts[1::2], strict=True)) if parts else ()
-
-
-def _readable(data: bytes) -> str | bytes:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data

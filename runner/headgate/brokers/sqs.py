@@ -56,6 +56,7 @@ END_RECEIVES_S: Final = 1.5  # for receives to end, twice at most: a stream has 
 FIFO_RECEIVE_S: Final = 1  # while messages are held: that their group is free again may not end the wait of a call
 TRIES_MAX: Final = 3  # of an item of a batch that SQS has failed to handle
 ATTRIBUTES_MAX: Final = 10  # of one message
+SENT_BYTES_MAX: Final = 256 * 1024  # of a message to which attributes of ours are added: every queue may take this
 BODIES: Final = ("text", "json", "base64")
 FIFO: Final = ".fifo"
 ASKED: Final = ("ApproximateReceiveCount", "MessageGroupId", "SentTimestamp", "SequenceNumber")
@@ -298,8 +299,9 @@ class SqsProducer(ThreadedProducer):
             return
         attributes = dict(loan.message.get("MessageAttributes", {}))
         for name, text in (("headgate-queue", self._queue), ("headgate-message-id", message.ref)):
-            if len(attributes) < ATTRIBUTES_MAX:
-                attributes[name] = {"DataType": "String", "StringValue": text}
+            more = {**attributes, name: {"DataType": "String", "StringValue": text}}
+            if len(more) <= ATTRIBUTES_MAX and _sent_bytes(loan.message["Body"], more) <= SENT_BYTES_MAX:
+                attributes = more
         of_fifo = {"MessageGroupId": message.lane, "MessageDeduplicationId": message.ref} if self._is_fifo else {}
         try:
             self._client.call(
@@ -413,6 +415,13 @@ class SqsProducer(ThreadedProducer):
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
     for begin in range(0, len(items), BATCH_MAX):
         yield items[begin : begin + BATCH_MAX]
+
+
+def _sent_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the bytes of a message as SQS counts them: its body, and names, types and values of its attributes."""
+    of = [name + each["DataType"] for name, each in attributes.items()]
+    values = [value if isinstance(value, bytes) else value.encode() for value in map(_value, attributes.values())]
+    return len(body.encode()) + sum(len(text.encode()) for text in of) + sum(map(len, values))
 
 
 def _value(attribute: Mapping[str, Any]) -> str | bytes:

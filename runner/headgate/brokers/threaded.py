@@ -190,6 +190,11 @@ class ThreadedProducer(CheckedProducer):
         self.connect()
 
     @property
+    def room(self) -> int:
+        """How many messages the broker gives out before one is acknowledged; see ``left_takes_room``."""
+        return self.limits.in_flight_max
+
+    @property
     def extend_s(self) -> float | None:
         """The seconds between two calls of `extend`; to be overridden where the broker says for how long it lends."""
         return self.limits.extend_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import structlog
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
 from headgate.brokers.clients.kafka_client import Consumer, TopicPartition
-from headgate.brokers.kafka import KafkaTrigger
+from headgate.brokers.kafka import KafkaProducer, KafkaTrigger
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.kafka_station import KafkaAckParser, KafkaStation
 from headgate.testing.brokers.reading import Reading, names
-from headgate.testing.brokers.station import WITHIN_S, wait_until
+from headgate.testing.brokers.station import CONNECTION, WITHIN_S, wait_until
 
 GROUP = "accounting"
 
@@ -42,6 +43,38 @@ def test_the_raw_event_has_body_key_place_and_headers(station: KafkaStation) -> 
     }
     assert (tombstone["body"], tombstone["key"], tombstone["offset"]) == (None, b"\xff", 1)
     assert all(key is not None and ":orders:0:" in key for key in keys), "noida gives topics no ids"
+
+
+class UnreadHeaders:
+    """A message as the client gives it that has a header whose name is not UTF-8: what reads it again may crash."""
+
+    calls = 0
+
+    def headers(self) -> None:
+        self.calls += 1
+        raise SystemError("returned a result with an exception set")
+
+    def __getattr__(self, name: str) -> Any:
+        values = {"value": b"a", "key": None, "timestamp": (1, 2_000), "partition": 0, "offset": 7, "topic": "orders"}
+        return lambda: values[name]
+
+
+def test_headers_that_cannot_be_read_make_a_dead_letter_and_are_asked_for_once() -> None:
+    message: Any = UnreadHeaders()
+    producer = KafkaProducer(CONNECTION, "orders", "accounting", dead_letter="rejected")
+    event = producer._received(message).raw_event
+    assert "not UTF-8" in event.reason
+    assert (event.content["body"], event.content["offset"]) == (b"a", 7)
+    sent: list[Any] = []
+    producer._publisher = SimpleNamespace(  # type: ignore[assignment]
+        produce=lambda *given, headers, on_delivery: on_delivery(None, sent.append((*given, headers))),  # type: ignore[func-returns-value]
+        flush=lambda _: 0,
+    )
+    producer._member = SimpleNamespace(commit=sent.append)  # type: ignore[assignment]
+    producer.reject([producer._received(message)])
+    (_, value, _, headers), offsets = sent
+    assert (value, headers[-1], offsets) == (b"a", ("headgate-offset", b"7"), {0: 8})
+    assert message.calls == 2, "once each time that it is received"
 
 
 def test_a_message_that_is_too_long_ends_the_stream_without_a_place_and_goes_to_the_place(

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,89 @@ def test_the_raw_event_has_body_subject_and_place(station: NatsStation) -> None:
         "headers": {},
     }
     created = station.ask("STREAM.INFO.orders")["created"]
-    assert key == f"nats:orders:{created}:1"
+    found = station.ask("STREAM.MSG.GET.orders", {"seq": 1})["message"]
+    place, _, timestamp_ns = str(key).rpartition(":")
+    assert place == f"nats:orders:{created}:1"
+    assert int(timestamp_ns) // 1_000 == microseconds(found["time"])
+
+
+def microseconds(moment: str) -> int:
+    whole, _, fraction = moment.removesuffix("Z").partition(".")
+    return int(datetime.fromisoformat(f"{whole}+00:00").timestamp()) * 1_000_000 + int(f"{fraction:0<6}"[:6])
+
+
+def publish_with(station: NatsStation, headers: bytes, body: bytes = b"") -> None:
+    sizes = len(headers), len(headers) + len(body)
+    station.publish_raw(b"HPUB orders.new %d %d\r\n%b%b\r\n" % (*sizes, headers, body))
+
+
+def test_headers_are_those_that_were_published(station: NatsStation) -> None:
+    publish_with(station, "NATS/1.0\r\ntag: a\r\ntag:b\r\nname: Åsa\r\nStatus: 7\r\n\r\n".encode())
+    with Reading(station.trigger(), uri=station.uri, has_restarts=False) as read:
+        wait_until(read.payloads, "it is stored")
+        (payload,) = [decode_value(each) for each in read.payloads()]
+    assert payload["headers"] == {"tag": "a, b", "name": "Åsa", "Status": "7"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "kwargs"),
+    [
+        ({"max_batch": 2}, {}),
+        ({"max_expires": NS}, {}),
+        ({"max_batch": 1, "max_expires": NS}, {"in_flight_max": 2}),
+    ],
+)
+def test_a_consumer_is_asked_for_no_more_than_it_takes(
+    station: NatsStation, limits: dict[str, int], kwargs: dict[str, int]
+) -> None:
+    station.create_consumer("limited", "", **limits)
+    station.publish(names(5))
+    with Reading(station.trigger(durable="limited", **kwargs), uri=station.uri, has_restarts=False) as read:
+        read.wait_stored(names(5))
+
+
+def read_on(producer: JetStreamProducer) -> None:
+    """Read until it fails."""
+    while True:
+        assert producer.receive(10, 0.1) == []
+
+
+def test_a_request_that_the_consumer_does_not_take_is_trouble_that_is_told(station: NatsStation) -> None:
+    station.create_consumer("limited", max_batch=2)
+    producer = JetStreamProducer(CONNECTION, "orders", "limited")
+    producer.connection = Connection.from_uri(CONNECTION, station.uri)
+    producer.connect()
+    producer._pull_max = 3  # as if the consumer had been changed since
+    try:
+        with pytest.raises(NatsLost, match="Exceeded MaxRequestBatch of 2"):
+            read_on(producer)
+    finally:
+        producer.disconnect()
+
+
+def test_messages_left_to_a_consumer_end_the_stream_before_it_gives_out_no_more(station: NatsStation) -> None:
+    station.create_consumer("narrow", max_ack_pending=2)
+    station._publish([b"x" * (SHORT_LIMIT_BYTES + 1)] * 2)
+    station.publish(names(3))
+    with Reading(station.trigger(durable="narrow"), uri=station.uri, has_restarts=False) as read:
+        failure = read.failure()
+    assert isinstance(failure, BrokerMisconfigured)
+    assert "as many as it gives out at once: give the stream a place" in str(failure)
+
+
+def test_the_subject_of_a_consumer_that_is_there_is_the_one_that_is_asked_for(station: NatsStation) -> None:
+    station.create_consumer("all")
+    checked = station.trigger(durable="all", create=True, subject="orders.eu").check(station.uri)
+    assert "the consumer is there already, of subject >, not orders.eu" in checked.problem
+    station.create_consumer("of-one", filter_subject="orders.eu")
+    assert station.trigger(durable="of-one", create=True, subject="orders.eu").check(station.uri).problem == ""
 
 
 def publish_unreadable(station: NatsStation, body: bytes) -> None:
     """Publish messages that would end the reading of the client library."""
     station.publish_raw(b"PUB orders.\xff %d\r\n%b\r\n" % (len(body), body))
-    for headers in (b"NATS/1.0 \xff\xfe\xfd\r\n\r\n", b"N"):
-        sizes = len(headers), len(headers) + len(body)
-        station.publish_raw(b"HPUB orders.new %d %d\r\n%b%b\r\n" % (*sizes, headers, body))
+    for headers in (b"NATS/1.0 \xff\xfe\xfd\r\n\r\n", b"NATS/1.0\r\na\r\n\r\n"):
+        publish_with(station, headers, body)
 
 
 def test_messages_whose_subject_or_headers_cannot_be_read_are_letters_and_hold_up_nothing(
@@ -71,7 +146,7 @@ def test_messages_whose_subject_or_headers_cannot_be_read_are_letters_and_hold_u
     assert reasons == [
         r"the subject orders.\xff is not UTF-8",
         r"the headers b'NATS/1.0 \xff\xfe\xfd\r\n\r\n' cannot be read",
-        "the headers b'N' cannot be read",
+        r"the headers b'NATS/1.0\r\na\r\n\r\n' cannot be read",
     ]
     assert station.tap.links == 1
 
@@ -85,9 +160,7 @@ def test_messages_whose_subject_or_headers_cannot_be_read_have_a_place(station: 
 
 def test_a_header_that_cannot_be_published_again_is_left_out_of_the_place(station: NatsStation) -> None:
     headers = b"NATS/1.0\r\na(b): c\r\ntenant: eu\r\n\r\n"
-    body = b"x" * (SHORT_LIMIT_BYTES + 1)
-    sizes = len(headers), len(headers) + len(body)
-    station.publish_raw(b"HPUB orders.new %d %d\r\n%b%b\r\n" % (*sizes, headers, body))
+    publish_with(station, headers, b"x" * (SHORT_LIMIT_BYTES + 1))
     with Reading(station.trigger(**station.with_place()), uri=station.uri):
         wait_until(lambda: not station.pending(), "it is acknowledged")
     (kept,) = [base64.b64decode(station.ask("STREAM.MSG.GET.rejected", {"seq": 1})["message"]["hdrs"])]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from headgate.brokers import sqs as module
 from headgate.brokers.broker_errors import BrokerMisconfigured
 from headgate.brokers.clients import sqs_client
 from headgate.brokers.clients.sqs_client import SqsClient, SqsPasses
-from headgate.brokers.sqs import HELD_S_MAX, SqsProducer, SqsTrigger, _Loan
+from headgate.brokers.sqs import HELD_S_MAX, SENT_BYTES_MAX, SqsProducer, SqsTrigger, _Loan
 from headgate.brokers.threaded import PlaceRefuses, Received
 from headgate.protocol.values import decode_value
 from headgate.testing.brokers.reading import Reading, names, subscribers
@@ -251,6 +252,19 @@ def test_what_was_put_aside_before_a_failure_is_not_put_aside_again(
         producer.disconnect()
     assert sorted(name for body in station.in_place() for name in names(3) if name in body) == names(3)
     assert not station.pending()
+
+
+@pytest.mark.parametrize(("body", "own"), [(SENT_BYTES_MAX - 400, 2), (SENT_BYTES_MAX - 60, 1), (SENT_BYTES_MAX, 0)])
+def test_attributes_of_ours_make_no_message_too_long_for_its_place(body: int, own: int) -> None:
+    sent: list[Any] = []
+    producer = SqsProducer(CONNECTION, "orders", dead_letter="rejected")
+    producer._sqs = SimpleNamespace(call=lambda _, **given: sent.append(given))  # type: ignore[assignment]
+    given = {"a": {"DataType": "Binary", "BinaryValue": b"\xff"}}
+    producer._loans = {"id-1": _Loan("receipt", time.monotonic(), {"Body": "x" * body, "MessageAttributes": given})}
+    producer._send(Received("id-1", {}, "id-1"))
+    (call,) = sent
+    assert len(call["MessageAttributes"]) == 1 + own
+    assert call["MessageAttributes"]["a"] == given["a"]
 
 
 def test_what_a_place_refuses_for_now_keeps_nothing_else_from_being_deleted() -> None:

@@ -400,6 +400,15 @@ def place_of(message: Message) -> tuple[int, int]:
     return number, offset
 
 
-def headers_of(message: Message) -> list[tuple[str, str | bytes | None]]:
-    """Return the headers of a message, of which several may have one name."""
-    return list(cast("Sequence[tuple[str, str | bytes | None]]", message.headers() or ()))
+Headers = list[tuple[str, str | bytes | None]]
+
+
+def headers_of(message: Message) -> Headers | None:
+    """Return the headers of a message, of which several may have one name; None if a name is not UTF-8.
+
+    To be called once: after it has failed, the client has freed them, and a second call reads what is not there.
+    """
+    try:
+        return list(cast("Headers", message.headers() or []))
+    except (SystemError, UnicodeDecodeError):
+        return None

@@ -66,8 +66,8 @@ class _Client(NATS):
 
     async def _process_headers(self, headers: Any) -> Any:
         try:
-            return await super()._process_headers(headers)
-        except (UnicodeDecodeError, IndexError):
+            return read_headers(headers) if headers else None
+        except ValueError:
             return {UNREADABLE: f"the headers {headers[:SHOWN_BYTES_MAX]!r} cannot be read"}
 
     def _build_message(self, *given: Any, **named: Any) -> Any:
@@ -286,6 +286,23 @@ class NatsClient:
                 transport.close()
                 await asyncio.wait_for(transport.wait_closed(), CLOSE_TIMEOUT_S)
         await asyncio.sleep(0)
+
+
+def read_headers(data: bytes) -> dict[str, str]:
+    """Return the headers of a message; the values of one name are joined by ``", "``. Raises ValueError.
+
+    The library puts other characters for what is not UTF-8, leaves lines out, and has the last of several values.
+    """
+    first, *lines = data.decode().split("\r\n")
+    status = first.split(" ", 2)[1:]
+    found = dict(zip(("Status", "Description"), status, strict=False))
+    for line in filter(None, lines):
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise ValueError(f"the line {line!r} has no colon")
+        value = value.strip()
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
 
 
 def sent_bytes(payload: bytes, headers: Mapping[str, str]) -> int:

@@ -10,9 +10,9 @@ leave the messages of that answer pending without anybody knowing.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
 from headgate.brokers.clients.connecting import (
@@ -34,6 +34,9 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "Redis needs the client redis-py: pip install 'headgate[redis]'", name="redis"
     ) from missing
+
+Fields = Sequence[tuple[bytes, bytes]]  # of an entry, as the server has them: a name may come more than once
+Part = TypeVar("Part")
 
 RedisClient = redis.Redis
 RedisPipeline = redis.client.Pipeline
@@ -173,3 +176,31 @@ def _client_options(connection: Connection) -> dict[str, Any]:
     if connection.scheme == "rediss":
         options |= {"ssl": True, "ssl_check_hostname": checks_host(connection), **tls_files(connection)}
     return options
+
+
+# --- entries of streams -----------------------------------------------------------------------------
+
+
+def fields_as_they_are(fields: Fields) -> dict[Any, Any]:
+    """Return an entry as a dead letter has it: what is not UTF-8 is bytes, so that two that differ are told apart."""
+    return named_fields((_readable(name), _readable(value)) for name, value in fields)
+
+
+def named_fields(fields: Iterable[tuple[Part, Part]]) -> dict[Part, Part | list[Part]]:
+    """Return fields by their names: a value, or all values of one that comes more than once."""
+    found: dict[Part, list[Part]] = {}
+    for name, value in fields:
+        found.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+
+
+def pairs_of(parts: Sequence[bytes] | None) -> Fields:
+    """Return the names and values of an entry, which the server sends in turns; none of one that is gone."""
+    return list(zip(parts[::2], parts[1::2], strict=True)) if parts else ()
+
+
+def _readable(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
