@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
+import trio
+from tests.brokers.fake_broker import ACKED
 from tests.waiting import WITHIN_S
 
+from headgate.brokers.held import Delivery
 from headgate.brokers.threaded import Received, ThreadedProducer
+from headgate.triggers.shared_stream import AdvanceItem, AdvanceOutcome
 
 
 class BrokerDown(OSError):
@@ -144,3 +149,46 @@ class Cumulative(BlockingProducer):
     """Of a broker that is told of offsets."""
 
     acknowledges_each = False
+
+
+class Opened:
+    """An open stream, pulled by the test. `close` it by leaving `opened`."""
+
+    def __init__(self, producer: BlockingProducer, stream: AsyncIterator[tuple[Any, Delivery]]) -> None:
+        self.producer = producer
+        self.broker = producer.broker
+        self.stream = stream
+
+    async def next(self, count: int = 1) -> list[Delivery]:
+        deliveries = []
+        with trio.fail_after(WITHIN_S):
+            for _ in range(count):
+                raw_event, delivery = await anext(self.stream)
+                assert raw_event == delivery.message.ref.upper()
+                deliveries.append(delivery)
+        return deliveries
+
+    async def advance(self, *deliveries: Delivery, outcome: AdvanceOutcome = ACKED) -> None:
+        await self.producer.advance([AdvanceItem(delivery, outcome) for delivery in deliveries])
+
+    async def work(self, outcome: AdvanceOutcome = ACKED) -> None:
+        """Advance all there is, for ever."""
+        while True:
+            await self.advance(*await self.next(), outcome=outcome)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        await trio.to_thread.run_sync(self.broker.wait, condition)
+
+
+@asynccontextmanager
+async def opened(producer: BlockingProducer) -> AsyncIterator[Opened]:
+    async with aclosing(producer.open_stream()) as stream:
+        try:
+            yield Opened(producer, stream)
+        finally:
+            with trio.CancelScope(shield=True):
+                await producer.aclose()
+
+
+def names(deliveries: Sequence[Delivery]) -> list[str]:
+    return [delivery.message.ref for delivery in deliveries]

@@ -95,6 +95,20 @@ def interval_at(schedule: CronSchedule, now: datetime) -> Interval:
     return interval_from(schedule, now)  # its first moment is in the future
 
 
+def next_after_change(
+    schedule: CronSchedule, now: datetime, upto: datetime, *, start_date: datetime | None, catchup: bool
+) -> Interval:
+    """Return the next interval of a DAG whose runs by another expression or time zone cover all up to ``upto``.
+
+    No interval that began before that has another run, except the one that contains ``now``. Raises `NoMoment`.
+    """
+    first = first_interval(schedule, now, start_date=start_date, catchup=catchup)
+    if first.start >= upto:
+        return first
+    current, following = interval_at(schedule, now), interval_from(schedule, upto)
+    return current if first.start <= current.start < following.start else following
+
+
 def first_interval(schedule: CronSchedule, now: datetime, *, start_date: datetime | None, catchup: bool) -> Interval:
     """Return the first interval of a DAG that is new at the time ``now``, or has a new schedule. Raises `NoMoment`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -155,6 +156,67 @@ def test_another_schedule_begins_anew_and_the_same_one_goes_on(world: World) -> 
     world.clock.advance(DAY_S)
     assert world.due() == []
     assert world.store.scheduling.next_due(world.epoch).in_s is None
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("catchup", "at_days", "cron", "then", "next_start"),
+    [
+        (True, 30.3, "0 1 * * *", [], "2026-01-31T01"),
+        (False, 30.3, "0 1 * * *", [], "2026-01-31T01"),
+        (True, 30.1, "0 * * * *", ["2026-01-31T00", "2026-01-31T01"], "2026-01-31T02"),  # without a gap
+        (False, 30.1, "0 * * * *", ["2026-01-31T01"], "2026-01-31T02"),
+        (True, 30.3, "0 0 * * 0", [], "2026-01-25T00"),  # the week that we are in
+        (False, 30.3, "0 0 * * 0", [], "2026-01-25T00"),
+    ],
+)
+def test_another_expression_makes_no_run_for_what_has_had_its_runs(
+    world: World, catchup: bool, at_days: float, cron: str, then: list[str], next_start: str
+) -> None:
+    more: dict[str, Any] = {"start_date_s": START.timestamp(), "catchup": catchup, "max_active_runs": 99}
+    world.save(DAILY, **more)
+    world.clock.advance(at_days * DAY_S)
+    assert len(world.due()) == (30 if catchup else 1)
+    world.save(CronSchedule(cron), **more)
+    assert [run_id.removeprefix("scheduled__")[:13] for run_id in world.due()] == then
+    ((found,),) = [row.values() for row in world.query("SELECT next_interval_start FROM dag")]
+    assert str(found).replace(" ", "T")[:13] == next_start
+
+
+def test_an_expression_that_is_changed_before_the_first_run_begins_at_the_start_date(world: World) -> None:
+    more: dict[str, Any] = {
+        "start_date_s": START.timestamp() + DAY_S / 2,
+        "catchup": True,
+        "is_paused_upon_creation": True,
+    }
+    world.save(DAILY, **more)
+    world.clock.advance(2.1 * DAY_S)
+    world.save(CronSchedule("0 */6 * * *"), **more)
+    world.store.tasks.set_paused("d", is_paused=False)
+    assert [run_id.removeprefix("scheduled__")[8:13] for run_id in world.due()] == [
+        "01T12",
+        "01T18",
+        "02T00",
+        "02T06",
+        "02T12",
+        "02T18",
+    ]
+
+
+def test_a_start_date_that_is_moved_back_has_its_runs_and_soon_the_next_ones(world: World) -> None:
+    hourly = CronSchedule("0 * * * *")
+    world.save(hourly, start_date_s=START.timestamp(), catchup=True, max_active_runs=999)
+    world.clock.advance(20.5 * DAY_S)
+    assert len(world.due()) == 492
+    world.save(hourly, start_date_s=START.timestamp() - 3_600, catchup=True, max_active_runs=999)
+    create = partial(world.store.scheduling.create_due_runs, world.epoch)
+    assert [made for _, made in create().made] == ["scheduled__2025-12-31T23:00:00+00:00"]
+    passed = [create() for _ in range(3)]
+    assert [(new.made, new.more) for new in passed] == [([], True), ([], True), ([], False)]
+    world.clock.advance(3_600)
+    assert world.due() == ["scheduled__2026-01-21T12:00:00+00:00"]
 
 
 def test_an_interval_of_a_clock_change_has_one_run(world: World) -> None:
@@ -312,6 +374,19 @@ def test_more_events_than_may_wait_are_dropped_and_counted(world: World, monkeyp
     world.store.tasks.set_paused("d", is_paused=False)
     assert [world.events_of(run_id) for run_id in world.of_assets()] == [[4], [5], [6], [7], [8]]
     assert "events_dropped" not in [problem.reason for problem in world.store.inspect.status()], "it is over"
+
+
+def test_the_events_of_one_asset_drop_no_other_assets_only_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("triggers.assets", "scheduling.new_runs"):
+        monkeypatch.setattr(f"headgate.store.{module}.WAITING_EVENTS_MAX", 5)
+    world.save(AssetSchedule(("a", "b", "c")))
+    a, b, c = world.watch("a", "b", "c")
+    world.fire(b)
+    world.fire(a, 9)
+    assert world.store.scheduling.create_event_runs(world.epoch).dropped == {"d": 5}
+    world.fire(c)
+    (run_id,) = world.of_assets()
+    assert world.events_of(run_id) == [1, 8, 9, 10, 11], "of b the first one"
 
 
 def test_events_that_wait_for_runs_of_another_schedule_are_told(world: World) -> None:

@@ -214,6 +214,21 @@ def test_more_than_may_wait_lose_the_oldest(dags: Dags, monkeypatch: pytest.Monk
     assert dags.runs() == [[4], [5]]
 
 
+def test_the_signals_of_one_rule_drop_no_other_rules_only_one(dags: Dags, monkeypatch: pytest.MonkeyPatch) -> None:
+    dags.save(SignalSchedule((SignalRule("slow"), SignalRule("go")), "all"))
+    for module in ("signals.dag_signals", "scheduling.new_runs"):
+        monkeypatch.setattr(f"headgate.store.{module}.WAITING_EVENTS_MAX", 2)
+    dags.store.tasks.set_paused("d", is_paused=True)
+    dags.send("slow", 1)
+    dags.send("go", 2, 3, 4, 5)
+    while dags.store.scheduling.consider_signals(dags.epoch).has_more:
+        pass
+    assert dags.store.scheduling.create_event_runs(dags.epoch).dropped == {"d": 3}
+    dags.store.tasks.set_paused("d", is_paused=False)
+    dags.settle()
+    assert dags.runs() == [[1, 5]]
+
+
 def test_values_are_kept_though_their_signals_are_cleaned_away(dags: Dags, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "VERSIONS_KEPT_MAX", 1)
     monkeypatch.setattr(considering, "PAGE_VERSIONS_MAX", 1)

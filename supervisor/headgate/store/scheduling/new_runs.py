@@ -29,6 +29,7 @@ from headgate.store.triggers import assets
 from headgate.store.triggers.assets import WAITING_EVENTS_MAX, Backlogged
 
 RUNS_MAX = 20  # created in one transaction: each writes a row for each of its tasks
+INTERVALS_PASSED_MAX = 200  # of one DAG in one transaction, which have their runs already
 SAME_NAME_MAX = 10  # names tried in order for a run of events, before a random one
 
 
@@ -117,20 +118,28 @@ def _create_due_run(tx: Tx, graphs: Graphs, due: DueDag, new: NewRuns) -> None:
 
 
 def _create_scheduled(tx: Tx, due: DueDag, spec: DagSpec, schedule: CronSchedule, new: NewRuns) -> None:
-    try:
-        interval, next_ = timetable.due(schedule, due.next_, tx.now, catchup=spec.catchup)
-    except NoMoment as error:
-        schedules.set_next(tx, due.id, None)
-        new.broken[due.name] = str(error)
-        return
-    run = NewRun(
-        f"scheduled__{interval.start.isoformat()}",
-        "scheduled",
-        logical_date=interval.start,
-        interval=(interval.start, interval.end),
-    )
-    if dags.insert_run(tx, due.id, spec, run) is not None:
-        new.made.append((due.name, run.run_id))
+    next_ = due.next_
+    for _ in range(INTERVALS_PASSED_MAX):
+        try:
+            interval, next_ = timetable.due(schedule, next_, tx.now, catchup=spec.catchup)
+        except NoMoment as error:
+            schedules.set_next(tx, due.id, None)
+            new.broken[due.name] = str(error)
+            return
+        run = NewRun(
+            f"scheduled__{interval.start.isoformat()}",
+            "scheduled",
+            logical_date=interval.start,
+            interval=(interval.start, interval.end),
+        )
+        if dags.insert_run(tx, due.id, spec, run) is not None:
+            new.made.append((due.name, run.run_id))
+            break
+        # It has its run already, from before its schedule was changed, or by hand.
+        if next_.end > tx.now:
+            break
+    else:
+        new.more = True
     schedules.set_next(tx, due.id, next_)
 
 

@@ -104,11 +104,16 @@ def take(tx: Tx, dag_id: DagRowId, dag_run_id: DagRunId, run: EventRun) -> None:
 
 
 def drop_oldest(tx: Tx, dag_id: DagRowId) -> int:
-    """Forget the oldest signals that wait for a DAG, if more than `WAITING_EVENTS_MAX` do; return their number."""
+    """Forget the oldest signals that wait for a DAG, if more than `WAITING_EVENTS_MAX` do; return their number.
+
+    The newest of each rule stays, as of events of assets.
+    """
     of_dag = (_S.dag_id == dag_id, IS_WAITING)
     count = tx.connection.execute(select(func.count()).where(*of_dag)).scalar_one()
     dropped = 0
-    oldest = select(_S.id).where(*of_dag).order_by(_S.id).limit(max(0, count - WAITING_EVENTS_MAX))
+    newest = select(func.max(_S.id)).where(*of_dag).group_by(_S.wait_id)
+    oldest = select(_S.id).where(*of_dag, _S.id.not_in(newest)).order_by(_S.id)
+    oldest = oldest.limit(max(0, count - WAITING_EVENTS_MAX))
     for some in chunks(list(tx.connection.execute(oldest).scalars())):
         dropped += tx.connection.execute(delete(dag_signal).where(_S.id.in_(some))).rowcount
     return dropped

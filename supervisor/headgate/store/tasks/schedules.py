@@ -33,29 +33,52 @@ class DueDag(msgspec.Struct, frozen=True):
 
 
 def update_next_date(tx: Tx, dag_row: DagRowId, spec: DagSpec, before: bytes | None) -> None:
-    """Set the date of a DAG's next run, unless its schedule is the one that its spec had ``before``."""
-    if before is not None and _has_schedule_of(before, spec):
+    """Set the date of a DAG's next run, unless its schedule is the one that its spec had ``before``.
+
+    If only the expression or its time zone is another one, what is before the next interval has had its run, and gets
+    none by the new expression. Another ``start_date`` or ``catchup`` asks for all that has no run since then.
+    """
+    old = _spec_of(spec.dag_id, before)
+    if old is not None and _schedule_of(old) == _schedule_of(spec):
         return
     if not isinstance(spec.schedule, CronSchedule):
         set_next(tx, dag_row, None)
         return
     start_date = None if spec.start_date_s is None else datetime.fromtimestamp(spec.start_date_s, UTC)
+    begin = partial(timetable.first_interval, spec.schedule, tx.now)
     try:
-        next_ = timetable.first_interval(spec.schedule, tx.now, start_date=start_date, catchup=spec.catchup)
+        if old is not None and isinstance(old.schedule, CronSchedule) and _beginning_of(old) == _beginning_of(spec):
+            upto = _next_start(tx, dag_row)
+            # If it is still the first one, it has had no run.
+            if upto is not None and (
+                start_date is None or upto > timetable.interval_from(old.schedule, start_date).start
+            ):
+                begin = partial(timetable.next_after_change, spec.schedule, tx.now, upto)
+        next_ = begin(start_date=start_date, catchup=spec.catchup)
     except NoMoment:
         next_ = None  # its file was checked when it was parsed, on a machine that knows other time zones
     set_next(tx, dag_row, next_)
 
 
-def _has_schedule_of(before: bytes, spec: DagSpec) -> bool:
+def _spec_of(dag_id: str, stored: bytes | None) -> DagSpec | None:
     try:
-        return _schedule_of(read_spec(spec.dag_id, before)) == _schedule_of(spec)
+        return None if stored is None else read_spec(dag_id, stored)
     except SpecUnreadable:
-        return False
+        return None
 
 
 def _schedule_of(spec: DagSpec) -> object:
-    return spec.schedule, spec.start_date_s, spec.catchup
+    return spec.schedule, _beginning_of(spec)
+
+
+def _beginning_of(spec: DagSpec) -> object:
+    return spec.start_date_s, spec.catchup
+
+
+def _next_start(tx: Tx, dag_row: DagRowId) -> datetime | None:
+    of = select(dag.c.next_interval_start).where(dag.c.id == dag_row)
+    start: datetime | None = tx.connection.execute(of).scalar_one()
+    return start
 
 
 def set_next(tx: Tx, dag_row: DagRowId, next_: Interval | None) -> None:

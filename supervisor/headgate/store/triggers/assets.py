@@ -214,13 +214,19 @@ def take(tx: Tx, dag_id: DagRowId, dag_run_id: DagRunId, run: EventRun) -> None:
 def drop_oldest(tx: Tx, dag_id: DagRowId) -> int:
     """Drop the oldest events that wait for a DAG, if there are more than `WAITING_EVENTS_MAX`; return their number.
 
-    The number is added to that of their subscriptions, too. The events stay in the event log.
+    The newest of each asset stays: a DAG of several would have no run if those of another had made it be dropped. The
+    number is added to that of their subscriptions, too. The events stay in the event log.
     """
     count = select(func.count()).select_from(waiting_event).where(waiting_event.c.dag_id == dag_id)
     events = max(0, tx.connection.execute(count).scalar_one() - WAITING_EVENTS_MAX)
+    newest = (
+        select(func.max(waiting_event.c.trigger_event_id))
+        .where(waiting_event.c.dag_id == dag_id)
+        .group_by(waiting_event.c.asset_id)
+    )
     oldest = (
         select(waiting_event.c.trigger_event_id, waiting_event.c.asset_id)
-        .where(waiting_event.c.dag_id == dag_id)
+        .where(waiting_event.c.dag_id == dag_id, waiting_event.c.trigger_event_id.not_in(newest))
         .order_by(waiting_event.c.trigger_event_id)
         .limit(events)
     )
