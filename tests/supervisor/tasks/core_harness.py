@@ -114,6 +114,9 @@ class QuietScheduler(Scheduler):
     def notify(self) -> None:
         self.notices += 1
 
+    def notify_ended(self) -> None:
+        self.notices += 1
+
     def notify_signals(self) -> None:
         self.signals += 1
 

@@ -84,6 +84,24 @@ def test_a_run_is_looked_at_once_for_each_thing_that_happens_to_it(
     assert scheduled == [1]
 
 
+def test_the_end_of_a_task_has_no_events_looked_at_and_that_of_a_run_has(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven.settle()
+    run, looks = driven.run, list[Epoch]()
+    assert isinstance(run, Planned)
+    look = run.store.scheduling.create_event_runs
+    monkeypatch.setattr(run.store.scheduling, "create_event_runs", lambda epoch: (looks.append(epoch), look(epoch))[1])
+    assert run.do() == ["a"]
+    driven.scheduler.notify_ended()
+    assert any(news.may_dispatch for news in driven.settle())
+    assert not looks
+    assert run.do() == ["b"]
+    driven.scheduler.notify_ended()
+    assert any(news.ended for news in driven.settle())
+    assert looks
+
+
 def test_runs_that_waited_begin_without_another_notice(driven: Driven) -> None:
     """More than one look takes in: it looks again by itself as long as there is more."""
     run, store = driven.run, driven.run.store

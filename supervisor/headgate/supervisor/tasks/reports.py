@@ -228,7 +228,7 @@ class Reports:
 
     def _note_free(self, group: Sequence[End]) -> None:
         """Note that the workers of these have no step any more."""
-        self._scheduler.notify()
+        self._scheduler.notify_ended()
         self._stored.has_ends = True
         self._stored.has_endless |= any(end.task.is_endless for end in group)
 

@@ -140,8 +140,16 @@ class Scheduler:
         self.deadline_at = math.inf  # the first execution timeout among the epoch's own running tasks
 
     def notify(self) -> None:
-        """Make a query due soon: a task has ended, an event was stored, or other processes have written."""
-        self._evaluation.due_at = self._event_runs.due_at = 0.0
+        """Make a query due soon: an event was stored, or other processes have written."""
+        self.notify_ended()
+        self._event_runs.due_at = 0.0
+
+    def notify_ended(self) -> None:
+        """Have runs evaluated: steps of tasks have ended. Events that wait for runs are looked at when a run has ended.
+
+        There may be thousands of them, of DAGs that are paused or have all their runs.
+        """
+        self._evaluation.due_at = 0.0
         self._query.require(self._asked_at + ASK_AGAIN_S)
 
     def notify_signals(self) -> None:
