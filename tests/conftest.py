@@ -12,6 +12,7 @@ import compileall
 import faulthandler
 import gc
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -44,6 +45,7 @@ from headgate.store.store import Store
 from headgate.store.tables import metadata
 
 POSTGRES_CONNECT_TIMEOUT_S = 5  # a server on this machine answers at once
+FEW_FILES = 400
 ROOT = Path(__file__).parent.parent
 SLOW_TESTS = ROOT / "tests" / "integration"
 MEMORY_FOLDER = Path("/dev/shm")
@@ -423,3 +425,12 @@ def query(database_url: str) -> Iterator[Query]:
 def _rows(connection: Connection, statement: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
     result = connection.execute(text(statement), parameters)
     return [dict(row._mapping) for row in result] if result.returns_rows else []
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """How many files processes that a test starts may have open: so few that a step can leave most of them open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES, hard))
+    yield FEW_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

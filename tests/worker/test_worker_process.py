@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -43,6 +44,7 @@ from headgate.protocol.messages.worker import (
     WorkerSettings,
     WorkerWelcome,
 )
+from headgate.worker.process_state import ProcessState
 from headgate.worker.session import EXIT_LEFT, EXIT_PROTOCOL, EXIT_STOPPED
 
 
@@ -93,7 +95,7 @@ class Worker:
 
     def write(self, source: str) -> str:
         path = self.folder / "dag.py"
-        head = "import os, threading\nfrom headgate.tasks import DAG, PythonOperator\n"
+        head = "import os, sys, threading\nfrom headgate.tasks import DAG, PythonOperator\n"
         tail = '\nwith DAG("d"):\n    PythonOperator(task_id="t", python_callable=f)\n'
         path.write_text(head + textwrap.dedent(source) + tail)
         return str(path)
@@ -101,16 +103,19 @@ class Worker:
     def exit_code(self) -> int:
         return self.process.wait(WITHIN_S)
 
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for end in (self.frames, self.logs, self.process.stdout):
+            assert end is not None
+            end.close()
+
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
     worker = Worker(tmp_path)
     yield worker
-    worker.process.kill()
-    worker.process.wait()
-    for end in (worker.frames, worker.logs, worker.process.stdout):
-        assert end is not None
-        end.close()
+    worker.close()
 
 
 def test_a_worker_leaves_when_its_link_is_closed(worker: Worker) -> None:
@@ -216,6 +221,73 @@ def test_a_thread_that_a_step_left_behind_does_not_keep_the_worker(worker: Worke
     assert worker.hear() == StepEnded("a", StepSucceeded())
     worker.frames.shutdown(socket.SHUT_WR)
     assert worker.exit_code() == EXIT_LEFT
+
+
+SPOILT = """
+    def f():
+        import decimal, gc, resource, signal, socket, time
+        os.environ["TZ"] = "Asia/Tokyo"
+        time.tzset()
+        decimal.getcontext().prec = 2
+        gc.disable()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        sys.setrecursionlimit(500)
+        socket.setdefaulttimeout(0.001)
+"""
+AS_NEW = """
+    def f():
+        import decimal, gc, resource, signal, socket, time
+        of_signals = signal.pthread_sigmask(signal.SIG_BLOCK, []), str(signal.getsignal(signal.SIGALRM))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE), sys.getrecursionlimit(), socket.getdefaulttimeout()
+        return repr((time.tzname, decimal.getcontext().prec, gc.isenabled(), of_signals, limits))
+"""
+
+
+def test_what_a_step_changes_in_the_process_is_undone(worker: Worker) -> None:
+    worker.greet()
+    outcomes = []
+    for token, source in (("a", AS_NEW), ("b", SPOILT), ("c", AS_NEW)):
+        worker.say(RunStep(Step(token, 1, worker.write(source), "d", "r", "t", 1)))
+        outcomes.append(worker.hear())
+    first, spoilt, last = outcomes
+    assert spoilt == StepEnded("b", StepSucceeded())
+    assert isinstance(first, StepEnded)
+    assert last == replace(first, token="c")
+
+
+def test_a_process_that_a_step_has_spoilt_runs_no_other_one(tmp_path: Path, few_files: int) -> None:
+    worker = Worker(tmp_path)
+    try:
+        worker.greet()
+        file = worker.write(f"def f(): os.left = [open(os.devnull) for _ in range({few_files} * 3 // 4)]")
+        worker.say(RunStep(Step("a", 1, file, "d", "r", "t", 1)))
+        worker.say(RunStep(Step("b", 1, file, "d", "r", "t", 1), is_behind=True))
+        ended = worker.hear()
+        assert isinstance(ended, StepEnded)
+        assert str(ended.unfit).endswith(f"files are left open, and {few_files} may be")
+        assert worker.hear() is None
+        assert worker.exit_code() == EXIT_LEFT
+    finally:
+        worker.close()
+
+
+def test_a_limit_that_cannot_be_raised_again_and_a_priority_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ProcessState()
+    assert state.restore() is None
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("not permitted")
+
+    with monkeypatch.context() as lowered:
+        lowered.setattr(resource, "getrlimit", lambda _: (20, 20))
+        lowered.setattr(resource, "setrlimit", refuse)
+        assert "cannot be raised to" in str(state.restore())
+    with monkeypatch.context() as lowered:
+        lowered.setattr(os, "getpriority", lambda *_: 19)
+        lowered.setattr(os, "setpriority", refuse)
+        assert "its priority cannot be" in str(state.restore())
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,16 @@ changes, all user modules are removed from `sys.modules`: it is not known which 
 from __future__ import annotations
 
 import contextlib
+import decimal
+import gc
 import importlib
 import importlib.machinery
 import os
+import resource
 import signal
+import socket
 import sys
+import time
 from collections.abc import Iterable
 from types import CodeType
 from typing import Final, NamedTuple
@@ -21,13 +26,17 @@ from headgate.triggers.encoding import DAG_MODULES
 
 # Signals that headgate handles itself or that cannot be handled.
 _KEPT: Final = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL, signal.SIGSTOP}
+OPEN_FILES_SHARE: Final = 0.5  # of those that may be open, left by steps: then the process is replaced
+_LIMITS: Final = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
 _HANDLED: Final = sorted(signal.valid_signals() - _KEPT)
 
 
 class ProcessState:
-    """The working directory, environment, search path, umask and signal handlers at the time of construction.
+    """The state of the process at the time of construction, as far as steps are known to change it.
 
-    They are restored between two steps, which may be of different DAGs.
+    That is the working directory, the environment with its time zone, the search path, the umask, handlers and mask of
+    signals, limits of resources, the priority, and settings of Python. It is restored between two steps, which may be
+    of different DAGs.
     """
 
     def __init__(self) -> None:
@@ -37,14 +46,22 @@ class ProcessState:
         self._umask = os.umask(0o022)
         os.umask(self._umask)
         self._handlers = {number: signal.getsignal(number) for number in _HANDLED}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._limits = {limit: resource.getrlimit(limit) for limit in _LIMITS}
+        self._priority = os.getpriority(os.PRIO_PROCESS, 0)
+        self._context = decimal.getcontext().copy()
+        self._collects = gc.isenabled()
+        self._calls_max = sys.getrecursionlimit()
+        self._socket_timeout_s = socket.getdefaulttimeout()
 
-    def restore(self) -> None:
-        """Undo all changes to them."""
+    def restore(self) -> str | None:
+        """Undo all changes; return what cannot be undone, and makes the process unfit for another step."""
         with contextlib.suppress(OSError):  # the folder may have been deleted
             os.chdir(self._folder)
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
+            time.tzset()
         if sys.path != self._path:
             sys.path[:] = self._path
         os.umask(self._umask)
@@ -53,6 +70,43 @@ class ProcessState:
             if signal.getsignal(number) != handler:
                 with contextlib.suppress(OSError, TypeError, ValueError):
                     signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        decimal.setcontext(self._context.copy())
+        (gc.enable if self._collects else gc.disable)()
+        sys.setrecursionlimit(self._calls_max)
+        socket.setdefaulttimeout(self._socket_timeout_s)
+        return self._unfit_limit() or _unfit_files()
+
+    def _unfit_limit(self) -> str | None:
+        for limit, values in self._limits.items():
+            if resource.getrlimit(limit) != values:
+                try:
+                    resource.setrlimit(limit, values)
+                except (OSError, ValueError) as error:
+                    return f"its {_LIMITS[limit]} cannot be raised to {values} again: {error}"
+        if os.getpriority(os.PRIO_PROCESS, 0) != self._priority:
+            try:
+                os.setpriority(os.PRIO_PROCESS, 0, self._priority)
+            except OSError as error:
+                return f"its priority cannot be {self._priority} again: {error}"
+        return None
+
+
+def _unfit_files() -> str | None:
+    """Return what is wrong if files that steps have left open take so much that others soon could open none."""
+    files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        files = _open_files()
+        if files > files_max * OPEN_FILES_SHARE:
+            gc.collect()  # some may belong to objects that refer to each other
+            files = _open_files()
+    except OSError as error:
+        return f"it can open no file: {error}"
+    return f"{files} files are left open, and {files_max} may be" if files > files_max * OPEN_FILES_SHARE else None
+
+
+def _open_files() -> int:
+    return len(os.listdir("/dev/fd"))
 
 
 class _Stamp(NamedTuple):

@@ -49,7 +49,7 @@ from headgate.worker.stops import StepStopped, Stops, place_of
 
 log = structlog.get_logger(__name__)
 
-EXIT_LEFT: Final = 0  # the supervisor closed the link: this worker is not needed any more
+EXIT_LEFT: Final = 0  # the supervisor closed the link, or knows that the process is unfit for another step
 EXIT_PROTOCOL: Final = 76  # the supervisor broke the protocol
 EXIT_STOPPED: Final = 78  # ended by a signal, with the step that ran
 WARM_MODULES: Final = ("trio", "headgate.tasks.sensors", "httpx2", "headgate.tasks.http", "headgate.tasks.bash")
@@ -65,6 +65,7 @@ def run(sock: socket.socket, channel: Channel, stops: Stops) -> int:
             welcome = link.receive()
         assert isinstance(welcome, WorkerWelcome), "the session allows no other message"
         WorkerSession(link, welcome, channel, stops).run()
+        return EXIT_LEFT
     except SupervisorGone:
         return EXIT_LEFT
     except RemoteProtocolError as error:
@@ -84,6 +85,7 @@ class WorkerSession:
         self._pid = os.getpid()
         self._link = link
         self._waited_s = 0.0  # of the present step, for values
+        self._unfit: str | None = None  # why the process can run no other step
         self._channel = channel
         self._stops = stops
         self._modules = UserModules(folders, others=sys.path)
@@ -106,7 +108,10 @@ class WorkerSession:
                 importlib.import_module(name)
 
     def run(self) -> None:
-        """Run steps and parse files until the supervisor closes the link, or until a signal (`StepStopped`)."""
+        """Run steps and parse files until the supervisor closes the link, or until a signal (`StepStopped`).
+
+        Return after a step that has left the process unfit for others.
+        """
         while True:
             with self._stops.interruptible():
                 message = self._link.receive()
@@ -127,6 +132,8 @@ class WorkerSession:
                     assert_never(message)
             if self._stops.is_asked:
                 raise StepStopped
+            if self._unfit is not None:
+                return
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -145,7 +152,7 @@ class WorkerSession:
             ended = None
         if ended is not None:
             took_s = max(0.0, time.monotonic() - begun_at - self._waited_s)
-            self._send_end(step, msgspec.structs.replace(ended, took_s=took_s))
+            self._send_end(step, msgspec.structs.replace(ended, took_s=took_s, unfit=self._unfit))
             marks.reach("worker.outcome_sent")
             if self._link.has_step:
                 marks.reach("worker.bundle_step_done")
@@ -196,7 +203,7 @@ class WorkerSession:
             self._link.send(ended)
         except LocalProtocolError as error:
             failure = StepFailed(f"the outcome of task {step.task_id!r} cannot be sent: {error}")
-            self._link.send(StepEnded(step.token, failure, ended.map_name, ended.took_s))
+            self._link.send(StepEnded(step.token, failure, ended.map_name, ended.took_s, ended.unfit))
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -251,7 +258,9 @@ class WorkerSession:
     def _settle(self) -> None:
         """Flush all output, and restore the state of the process."""
         self._output.end_step()
-        self._process_state.restore()
+        if (unfit := self._process_state.restore()) is not None:
+            log.warning("the process is unfit for another step, and is replaced", why=unfit)
+            self._unfit = unfit
         self._stops.restore()
         root = logging.getLogger()
         if root.handlers != self._handlers or root.disabled or logging.root.manager.disable:

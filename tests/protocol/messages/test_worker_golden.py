@@ -201,6 +201,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         ),
         map_name="n",
         took_s=0.25,
+        unfit="leaks",
     ),
     "StepSkipped": StepEnded(
         token="a",
@@ -209,6 +210,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         ),
         map_name="n",
         took_s=0.25,
+        unfit="leaks",
     ),
     "StepFailed": StepEnded(
         token="a",
@@ -217,6 +219,7 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         ),
         map_name="n",
         took_s=0.25,
+        unfit="leaks",
     ),
     "StepDeferred": StepEnded(
         token="a",
@@ -234,14 +237,16 @@ GOLDEN: dict[str, work.FromWorker | work.ToWorker] = {
         ),
         map_name="n",
         took_s=0.25,
+        unfit="leaks",
     ),
     "StepHandled": StepEnded(
         token="a",
         outcome=StepHandled(handled=_HANDLED, xcoms=_XCOMS, emitted=_EMITTED, signals=_SIGNALS, appended=_APPENDED),
         map_name="n",
         took_s=0.25,
+        unfit="leaks",
     ),
-    "StepNotBegun": StepEnded(token="a", outcome=StepNotBegun(reason="none"), map_name="n", took_s=0.25),
+    "StepNotBegun": StepEnded(token="a", outcome=StepNotBegun(reason="none"), map_name="n", took_s=0.25, unfit="leaks"),
     "StepsReturned": StepsReturned(tokens=("b", "c")),
     "FileParsed": FileParsed(
         file="/dag.py",

@@ -15,7 +15,7 @@ from headgate.protocol.values import decode_value
 from headgate.supervisor.children import worker as worker_module
 from headgate.supervisor.children.process import ChildProcess, scrub, start_worker
 from headgate.supervisor.executors import local
-from headgate.supervisor.executors.base import StepLost
+from headgate.supervisor.executors.base import StepLost, StepReturned
 from headgate.testing.crash.killing import MarkedDeaths
 
 # --- deaths --------------------------------------------------------------------------------------
@@ -116,6 +116,25 @@ def test_a_worker_that_has_grown_is_replaced_before_the_next_step_pays_for_it(
     outcome = pool.run(author.step("def f(context): return os.getpid()"))
     assert isinstance(outcome, StepSucceeded)
     assert decode_value(outcome.xcoms[0].value) != pid
+
+
+def test_a_worker_that_a_step_has_spoilt_is_replaced_and_gives_back_what_is_behind(
+    author: Author, make_pool: MakePool, few_files: int
+) -> None:
+    pool = make_pool()
+    (pid,) = pool.executor.pids()
+    source = f"""
+        def f(context):
+            sys.left = [open(os.devnull) for _ in range({few_files} * 3 // 4)]
+            return os.getpid()
+        """
+    leak, behind = author.step(source), author.step(source)
+    pool.executor.submit(leak, 0.001)
+    pool.executor.submit(behind, 0.001)
+    ends = [pool.wait_end(leak), pool.wait_end(behind), pool.run(author.step(source))]
+    assert ends[1] == StepReturned(behind.token)
+    first, last = [decode_value(end.xcoms[0].value) for end in ends[::2]]
+    assert first == pid != last
 
 
 def test_workers_that_cannot_start_lose_what_waits_instead_of_keeping_it_for_ever(

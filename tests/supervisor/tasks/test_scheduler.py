@@ -91,7 +91,12 @@ def test_the_end_of_a_task_has_no_events_looked_at_and_that_of_a_run_has(
     run, looks = driven.run, list[Epoch]()
     assert isinstance(run, Planned)
     look = run.store.scheduling.create_event_runs
-    monkeypatch.setattr(run.store.scheduling, "create_event_runs", lambda epoch: (looks.append(epoch), look(epoch))[1])
+
+    def noted(epoch: Epoch) -> Any:
+        looks.append(epoch)
+        return look(epoch)
+
+    monkeypatch.setattr(run.store.scheduling, "create_event_runs", noted)
     assert run.do() == ["a"]
     driven.scheduler.notify_ended()
     assert any(news.may_dispatch for news in driven.settle())

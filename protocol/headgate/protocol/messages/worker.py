@@ -183,13 +183,15 @@ class StepEnded(WireStruct, frozen=True, tag="step_ended"):
     """Worker to supervisor: the outcome of the step with this token, sent after all its output and log records.
 
     ``map_name`` is the name of the instance of a mapped task, if it has one. ``took_s`` is how long the worker was busy
-    with the step, in seconds, without its waits for what other tasks have left.
+    with the step, in seconds, without its waits for what other tasks have left. ``unfit``: what the step has left in
+    the process that nobody can undo; this worker begins no other step, and leaves.
     """
 
     token: str
     outcome: StepOutcome | StepNotBegun
     map_name: str | None = None
     took_s: float = 0.0
+    unfit: str | None = None
 
 
 class StepsReturned(WireStruct, frozen=True, tag="steps_returned"):

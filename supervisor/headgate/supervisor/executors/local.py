@@ -33,7 +33,6 @@ from headgate.protocol.messages.worker import (
     WorkerSettings,
 )
 from headgate.scheduling import bundles
-from headgate.scheduling.bundles import Room
 from headgate.supervisor.backoff import Backoff
 from headgate.supervisor.children.worker import (
     RESPAWN_WAIT_MAX_S,
@@ -44,7 +43,7 @@ from headgate.supervisor.children.worker import (
 )
 from headgate.supervisor.executors import processes
 from headgate.supervisor.executors.base import EndReason, ExecutorEvent, StepLost, StepQuery, StepReturned
-from headgate.supervisor.executors.members import Ending, GivenStep, Member
+from headgate.supervisor.executors.members import Ending, GivenStep, Member, names_of
 
 log = structlog.get_logger(__name__)
 
@@ -124,7 +123,7 @@ class LocalExecutor:
         taken = sum(member.is_leaving or member.step is not None for member in self._members.values())
         return max(0, self._workers_max - taken - len(self._waiting))
 
-    def rooms(self) -> list[Room]:
+    def rooms(self) -> list[bundles.Room]:
         """Return what each worker that runs a step may be given beside it."""
         if self._is_draining or self._waiting:
             return []
@@ -240,7 +239,7 @@ class LocalExecutor:
             self._end_loading(member)
             self._early_deaths.succeed()
             self._events.append(message)
-            self._free(member)
+            self._free(member, is_fit=message.unfit is None)
             self._assign()
         elif isinstance(message, StepsReturned):
             self._take_back(member, message)
@@ -405,8 +404,8 @@ class LocalExecutor:
             if member.end_text is None and member.ending is None:
                 member.worker.spare()
 
-    def _free(self, member: Member) -> None:
-        """The first step of a worker has ended."""
+    def _free(self, member: Member, *, is_fit: bool) -> None:
+        """The first step of a worker has ended; those behind it do not begin if it has left the process unfit."""
         token = member.given.popleft().step.token
         del self._running[token]
         if member.endings.pop(token, None) is not None:
@@ -414,6 +413,9 @@ class LocalExecutor:
         member.steps += 1
         if not self._running:
             self._look_at = float("inf")
+        if not is_fit:
+            member.retire()
+            return
         self._retire_if_old(member)
         if member.given:
             self._begin_first(member)
@@ -426,8 +428,7 @@ class LocalExecutor:
         is_fat = limit is not None and use is not None and use.rss_bytes > limit * RETIRE_SHARE
         member.is_old = member.is_old or is_fat or member.steps >= (self._steps_max or WORKER_STEPS_MAX)
         if member.is_old and not member.given and not member.recalls:
-            member.is_leaving = True
-            member.worker.retire()
+            member.retire()
 
     def _reason(self, member: Member, explanation: str) -> str:
         if member.limit_text:
@@ -493,8 +494,4 @@ class LocalExecutor:
                     f"the limit is {limit / 2**20:,.0f} MiB (worker_memory_max_mib)",
                 )
             if member.has_stood_for(STOPPED_S, now, is_stopped=use.is_stopped):
-                log.warning("a worker is stopped (SIGSTOP), and its step with it", pid=pid, **_names(member.step))
-
-
-def _names(step: Step | None) -> dict[str, object]:
-    return {} if step is None else {"dag_id": step.dag_id, "task_id": step.task_id, "run_id": step.run_id}
+                log.warning("a worker is stopped (SIGSTOP), and its step with it", pid=pid, **names_of(member.step))

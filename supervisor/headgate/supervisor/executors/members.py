@@ -81,6 +81,11 @@ class Member:
         may_recall = len(self.given) > 1 and not self.recalls
         return self.since + bundles.RECALL_AFTER_S if may_recall else float("inf")
 
+    def retire(self) -> None:
+        """Have it leave: it runs no step any more."""
+        self.is_leaving = True
+        self.worker.retire()
+
     def find(self, instance: object) -> GivenStep | None:
         """Return the step of a task instance."""
         return next((given for given in self.given if given.step.task_instance_id == instance), None)
@@ -120,3 +125,8 @@ class Member:
             self.answer_by = float("inf")
             self.recalled.clear()
         self.given = deque(given for given in self.given if given.step.token not in tokens)
+
+
+def names_of(step: Step | None) -> dict[str, object]:
+    """Return how a step is named in the log."""
+    return {} if step is None else {"dag_id": step.dag_id, "task_id": step.task_id, "run_id": step.run_id}
