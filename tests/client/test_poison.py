@@ -16,6 +16,7 @@ from tests.store.harness import Query
 from tests.waiting import WITHIN_S
 
 from headgate.client import BatchEnded, Client, Consumer, ConsumerBusy
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.store import cleaning
 from headgate.store.consuming import failures, places, set_aside
 from headgate.store.consuming.failures import ASIDE_IN_A_ROW_MAX, UNFINISHED, UNFINISHED_AFTER_S
@@ -87,6 +88,37 @@ def test_a_bad_event_is_found_tried_again_and_set_aside_and_all_others_are_taken
     assert (found.handed_over, found.behind, found.failures, found.set_aside) == (3, 0, 0, 1)
     watched.store_events("e", "f")
     assert drain(consumer) == [["e", "f"]]
+
+
+class Unspeakable(Exception):
+    """Raised by the program of the user, too."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (Unspeakable(), "Unspeakable, whose text cannot be shown: its __str__ raised RuntimeError"),
+        (Refused("\0\ud800" + "x" * 100_000), r"Refused: \x00\ud800xx"),
+    ],
+)
+def test_whatever_a_block_raises_is_counted_and_stored(
+    watched: Watched, consumer: Consumer, error: Exception, shown: str
+) -> None:
+    watched.store_events("bad")
+    for _ in range(2):
+        with pytest.raises(type(error)), consumer.batch(1):
+            raise error
+    (letter,) = letters(watched)
+    assert str(letter.error).startswith(shown)
+    watched.store.consumers.redeliver("billing")
+    with pytest.raises(type(error)), consumer.batch(1):
+        raise error
+    (again,) = letters(watched)
+    assert (again.deliveries, again.error) == (letter.deliveries + 1, letter.error)
+    assert len(again.traceback or "") <= ERROR_CHARS_MAX
 
 
 def test_after_the_events_of_the_failed_batch_batches_are_whole_again(watched: Watched, consumer: Consumer) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Never, NoReturn
 
 import grpc
 import pytest
@@ -12,10 +13,12 @@ from structlog.testing import capture_logs
 from tests.signal_server.rig import TOKEN, Bare, serving, status_of
 from tests.store.harness import OpenStore, Query
 from tests.supervisor.tasks_harness import Tasks
+from tests.waiting import WITHIN_S
 
 from headgate.protocol import signal_rpc
 from headgate.protocol.messages.signals import SIGNAL_BYTES_MAX
 from headgate.protocol.signal_rpc import signals_pb2 as pb
+from headgate.signal_server.server import CALLS_A_CONNECTION_MAX
 from headgate.signal_server.store_thread import StoreThread
 from headgate.store.errors import DatabaseAway, DatabaseFault, DatabaseReplaced, StoreError
 from headgate.store.store import Store
@@ -72,6 +75,23 @@ def test_without_the_token_nothing_is_answered(bare: Bare, metadata: tuple[tuple
     assert status_of(lambda: bare.list("a", metadata=metadata)) == expected
     assert status_of(lambda: next(bare.listen("a", metadata=metadata))) == expected
     assert bare.list("a") == []
+
+
+def test_calls_without_the_token_that_send_nothing_keep_no_place(database_url: str) -> None:
+    silent = threading.Event()
+
+    def never() -> Iterator[Never]:
+        silent.wait(WITHIN_S)
+        yield from ()
+
+    with serving(database_url) as server, grpc.insecure_channel(server.address) as channel:
+        calls: list[Any] = [
+            channel.stream_unary(signal_rpc.SEND).future(never()) for _ in range(CALLS_A_CONNECTION_MAX + 10)
+        ]
+        try:
+            assert {call.code().name for call in calls} == {"UNAUTHENTICATED"}
+        finally:
+            silent.set()
 
 
 def test_a_server_without_a_token_answers_everybody(database_url: str) -> None:

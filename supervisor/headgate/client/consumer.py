@@ -182,7 +182,7 @@ class Consumer:
         lines = "".join(traceback.format_exception(failed))
         try:
             with self._database.writing() as tx:
-                handed.count_failure(tx, f"{type(failed).__name__}: {failed}", lines)
+                handed.count_failure(tx, _text_of(failed), lines)
                 marks.reach("consumer.failure_counted")
         except StoreError as error:
             failed.add_note(f"headgate has not counted this failure: {error}")
@@ -258,3 +258,11 @@ def _transaction_status(connection: Connection) -> int | None:
         return None
     status = getattr(getattr(connection.connection.driver_connection, "info", None), "transaction_status", None)
     return None if status is None else int(status)
+
+
+def _text_of(error: Exception) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as of_text:
+        return f"{name}, whose text cannot be shown: its __str__ raised {type(of_text).__name__}"

@@ -251,8 +251,9 @@ class TokenRequired(grpc.ServerInterceptor):
                 said = value.encode() if isinstance(value, str) else value
                 if hmac.compare_digest(said, self._expected):
                     return continuation(handler_call_details)
-        return grpc.unary_unary_rpc_method_handler(self._refuse)
+        # As of a stream: a call whose one message never comes would keep a place among those of the server.
+        return grpc.stream_unary_rpc_method_handler(self._refuse)
 
-    def _refuse(self, _request: bytes, context: grpc.ServicerContext) -> NoReturn:
+    def _refuse(self, _requests: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
         self._refused.add(context.peer())
         context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")

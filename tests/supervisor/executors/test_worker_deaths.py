@@ -161,6 +161,32 @@ def test_workers_that_cannot_start_lose_what_waits_instead_of_keeping_it_for_eve
     assert pool.executor.room() == 0, "nobody knows whether a worker comes"
 
 
+def test_what_a_process_logs_that_an_earlier_step_has_left_is_in_no_other_steps_log(author: Author, pool: Pool) -> None:
+    forked = author.step(
+        """
+        def f(context):
+            if os.fork() == 0:
+                wait_for("next")
+                print("left behind")
+                os._exit(0)
+        """
+    )
+    assert pool.run(forked) == StepSucceeded()
+    later = author.step(
+        """
+        def f(context):
+            Path(__file__).with_name("next").touch()
+            wait_for("go")
+        """
+    )
+    pool.executor.submit(later)
+    pool.until(lambda: pool.logged("left behind"), "what was left has printed")
+    (of,) = [step for step, record in pool.records if record["event"] == "left behind"]
+    Path(later.file).with_name("go").touch()
+    assert pool.wait_end(later) == StepSucceeded()
+    assert of is None
+
+
 def test_a_fork_that_comes_out_of_the_authors_code_does_not_speak_for_the_step(author: Author, pool: Pool) -> None:
     step = author.step(
         """

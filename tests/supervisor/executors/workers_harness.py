@@ -39,6 +39,12 @@ from headgate.triggers.temporal import TimeDeltaTrigger
 def wait_for_ever():
     threading.Event().wait()
 
+
+def wait_for(name):
+    deadline = time.monotonic() + 60
+    while not Path(__file__).with_name(name).exists() and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+
 """
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Select, delete, false, select, true, update
 
+from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.store.access.audit import Action
 from headgate.store.consuming import places, reading
 from headgate.store.consuming.places import Place
@@ -24,6 +25,7 @@ from headgate.store.db.verbs import reading as reading_verb
 from headgate.store.errors import NotSetAside
 from headgate.store.ids import ConsumerLetterState
 from headgate.store.tables import consumer, consumer_letter
+from headgate.store.triggers.dead_letters import storable_text
 
 LETTERS_LISTED_MAX = 1_000
 _C = consumer_letter.c
@@ -103,7 +105,7 @@ def hand_over(tx: Tx, place: Place, redelivery: Redelivery) -> None:
 
 def fail(tx: Tx, redelivery: Redelivery, error: str, traceback: str) -> None:
     """Note that the event was not taken again; its letter stays open."""
-    values = {"error": error, "traceback": traceback}
+    values = {"error": storable_text(error, ERROR_CHARS_MAX), "traceback": storable_text(traceback, ERROR_CHARS_MAX)}
     tx.connection.execute(update(consumer_letter).where(*_is_same(redelivery)).values(**values))
 
 

@@ -254,10 +254,13 @@ class LocalExecutor:
         """Pass a record on."""
         member = self._members[pid]
         # The worker may have begun its next step by now, and only the records say which one they are of.
-        given = member.find(record.get("task_instance_id"))
+        instance = record.get("task_instance_id")
+        given = member.find(instance)
         if given is not None:
             self._say_begun(given)
-        self._on_record(member.step if given is None else given.step, record)
+            self._on_record(given.step, record)
+        else:  # one that names another step comes from a process which that has left behind
+            self._on_record(member.step if instance is None else None, record)
 
     def child_printed(self, pid: int, line: str) -> None:
         """Pass a line of output on."""
