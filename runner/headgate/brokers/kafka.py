@@ -104,9 +104,8 @@ class KafkaProducer(ThreadedProducer):
         self._publisher: Producer | None = None
         self._found: TopicFound | None = None
         self._place = ""  # what tells offsets of the topic that was found from those of any other
-        self._kept: dict[
-            tuple[int, int], tuple[Message, Headers]
-        ] = {}  # that may be published to the place of rejected ones
+        # Messages that may be published to the place of rejected ones, with their headers.
+        self._kept: dict[tuple[int, int], tuple[Message, Headers]] = {}
         self._first_lag: int | None = None
 
     @property

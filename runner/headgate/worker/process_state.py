@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import decimal
+import errno
 import gc
 import importlib
 import importlib.machinery
@@ -27,7 +28,7 @@ from headgate.triggers.encoding import DAG_MODULES
 # Signals that headgate handles itself or that cannot be handled.
 _KEPT: Final = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL, signal.SIGSTOP}
 OPEN_FILES_SHARE: Final = 0.5  # of those that may be open, left by steps: then the process is replaced
-_LIMITS: Final = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
+_LIMITS: Final = {getattr(resource, name): name for name in reversed(dir(resource)) if name.startswith("RLIMIT_")}
 _HANDLED: Final = sorted(signal.valid_signals() - _KEPT)
 
 
@@ -101,7 +102,7 @@ def _unfit_files() -> str | None:
             gc.collect()  # some may belong to objects that refer to each other
             files = _open_files()
     except OSError as error:
-        return f"it can open no file: {error}"
+        return f"it can open no file: {error}" if error.errno in (errno.EMFILE, errno.ENFILE) else None
     return f"{files} files are left open, and {files_max} may be" if files > files_max * OPEN_FILES_SHARE else None
 
 

@@ -295,7 +295,7 @@ def read_headers(data: bytes) -> dict[str, str]:
     """
     first, *lines = data.decode().split("\r\n")
     status = first.split(" ", 2)[1:]
-    found = dict(zip(("Status", "Description"), status, strict=False))
+    found: dict[str, str] = dict(zip(("Status", "Description"), status, strict=False))
     for line in filter(None, lines):
         name, colon, value = line.partition(":")
         if not colon:

@@ -28,6 +28,7 @@ try:
     import redis
     from redis import exceptions
     from redis.backoff import NoBackoff
+    from redis.client import Pipeline
     from redis.credentials import CredentialProvider
     from redis.retry import Retry
 except ModuleNotFoundError as missing:
@@ -39,7 +40,7 @@ Fields = Sequence[tuple[bytes, bytes]]  # of an entry, as the server has them: a
 Part = TypeVar("Part")
 
 RedisClient = redis.Redis
-RedisPipeline = redis.client.Pipeline
+RedisPipeline = Pipeline
 WatchError = exceptions.WatchError
 
 SOCKET_TIMEOUT_S: Final = 5.0  # for one answer, beside the wait of a blocking read: a server that hangs is left
