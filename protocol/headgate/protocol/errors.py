@@ -11,6 +11,15 @@ from typing import Final
 ID_SHOWN_CHARS_MAX: Final = 250  # of an id in an error; a longer id is itself the error
 
 
+def sentence_of(error: BaseException) -> str:
+    """Return the class and the text of an error, whatever its class: an author's may fail in its own ``__str__``."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except BaseException as of_text:
+        return f"{name}, whose text cannot be shown: its __str__ raised {type(of_text).__name__}"
+
+
 class ProtocolError(Exception):
     """A rule of the protocol was broken."""
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from headgate.brokers.broker_errors import BrokerSourceMissing
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name
-from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of
+from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, readable
 from headgate.brokers.clients.kafka_client import (
     TROUBLE,
     KafkaAdmin,
@@ -278,12 +278,7 @@ class KafkaProducer(ThreadedProducer):
 
 def _text(value: bytes | str | None) -> str | bytes | None:
     """Return a key or a header as a text if it is one."""
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value
+    return readable(value) if isinstance(value, bytes) else value
 
 
 class KafkaTrigger(BrokerTrigger):

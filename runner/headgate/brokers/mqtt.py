@@ -23,7 +23,7 @@ from typing import Any, Final
 import structlog
 
 from headgate.brokers.broker_trigger import BrokerTrigger, arguments_of, check_choice, check_name, check_names
-from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, message_key
+from headgate.brokers.clients.bodies import BODIES, decoded_body, event_of, field_of, joined, message_key
 from headgate.brokers.clients.mqtt_client import (
     TROUBLE,
     MqttClient,
@@ -375,7 +375,4 @@ class MqttTrigger(BrokerTrigger):
 
 
 def _user_properties(message: MqttMessage) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in getattr(message.properties, "UserProperty", []):
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return found
+    return joined(getattr(message.properties, "UserProperty", ()))

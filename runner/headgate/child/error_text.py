@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 
 from headgate.child.queries import secrets
+from headgate.protocol.errors import sentence_of
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 
 
@@ -13,12 +14,7 @@ def describe_error(error: BaseException) -> tuple[str, str]:
 
     Both go to the database, to logs and to captures, so the secrets that this process knows are masked in them (I12).
     """
-    name = type(error).__name__
-    try:
-        text = f"{name}: {error}"
-    except BaseException as exc:  # an author's exception may fail even in its own __str__
-        text = f"{name}, whose text cannot be shown: its __str__ raised {type(exc).__name__}"
-    text, trace = secrets.hide(text), secrets.hide(traceback_of(error))
+    text, trace = secrets.hide(sentence_of(error)), secrets.hide(traceback_of(error))
     # Cut the end of the sentence and the beginning of the traceback: what is left matters most.
     return storable(text[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX], storable(trace[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
 
@@ -27,7 +23,7 @@ def traceback_of(error: BaseException) -> str:
     """Return the traceback as Python prints it, for any exception class."""
     try:
         return "".join(traceback.format_exception(error))
-    except BaseException as exc:  # as above
+    except BaseException as exc:  # an author's exception may fail in its own __str__
         return f"the traceback cannot be shown: formatting it raised {type(exc).__name__}"
 
 

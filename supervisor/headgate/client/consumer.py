@@ -12,6 +12,7 @@ from sqlalchemy import Connection, event
 
 from headgate.client.waiting import check_seconds, wait_for_page
 from headgate.protocol import marks
+from headgate.protocol.errors import sentence_of
 from headgate.store.consuming import failures, places, reading, set_aside
 from headgate.store.consuming.failures import Recorded
 from headgate.store.consuming.places import BatchEnded, Place, StatementFailed
@@ -182,7 +183,7 @@ class Consumer:
         lines = "".join(traceback.format_exception(failed))
         try:
             with self._database.writing() as tx:
-                handed.count_failure(tx, _text_of(failed), lines)
+                handed.count_failure(tx, sentence_of(failed), lines)
                 marks.reach("consumer.failure_counted")
         except StoreError as error:
             failed.add_note(f"headgate has not counted this failure: {error}")
@@ -258,11 +259,3 @@ def _transaction_status(connection: Connection) -> int | None:
         return None
     status = getattr(getattr(connection.connection.driver_connection, "info", None), "transaction_status", None)
     return None if status is None else int(status)
-
-
-def _text_of(error: Exception) -> str:
-    name = type(error).__name__
-    try:
-        return f"{name}: {error}"
-    except Exception as of_text:
-        return f"{name}, whose text cannot be shown: its __str__ raised {type(of_text).__name__}"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -305,33 +306,35 @@ def test_another_reader_of_the_group_under_another_name_shares_the_entries(clien
         assert read.stored(0) + read.stored(1) == dict.fromkeys(names(50), 1)
 
 
-def test_the_lag_is_what_is_not_acknowledged(client: redis.Redis, stream: str) -> None:
-    RedisStream(client, stream, GROUP).publish(names(5))
-    producer = RedisStreamProducer(CONNECTION, stream, GROUP)
+@contextmanager
+def connected(stream: str, **kwargs: Any) -> Iterator[RedisStreamProducer]:
+    """A producer that reads the stream by hand."""
+    producer = RedisStreamProducer(CONNECTION, stream, GROUP, **kwargs)
     producer.connection = Connection.from_uri(CONNECTION, REDIS_URL)
     producer.connect()
     try:
+        yield producer
+    finally:
+        producer.disconnect()
+
+
+def test_the_lag_is_what_is_not_acknowledged(client: redis.Redis, stream: str) -> None:
+    RedisStream(client, stream, GROUP).publish(names(5))
+    with connected(stream) as producer:
         assert producer.lag() == 5
         messages = producer.receive(3, 0.0)
         assert len(messages) == 3
         producer.acknowledge(messages[:2])
         assert producer.lag() == 3
-    finally:
-        producer.disconnect()
 
 
 def test_an_entry_whose_rejection_had_no_answer_is_put_aside_once(client: redis.Redis, stream: str) -> None:
     RedisStream(client, stream, GROUP).publish(names(3))
     rejected = f"{stream}-rejected"
-    producer = RedisStreamProducer(CONNECTION, stream, GROUP, dead_letter=rejected)
-    producer.connection = Connection.from_uri(CONNECTION, REDIS_URL)
-    producer.connect()
-    try:
+    with connected(stream, dead_letter=rejected) as producer:
         messages = producer.receive(3, 0.0)
         producer.reject(messages[:2])
         producer.reject(messages)  # as after a connection that was lost before the answers to the first two
-    finally:
-        producer.disconnect()
     copies = [fields[b"headgate-id"] for _, fields in run(client, "XRANGE", rejected, "-", "+")]
     assert copies == [message.ref for message in messages]
     assert client.xpending(stream, GROUP)["pending"] == 0
@@ -340,10 +343,7 @@ def test_an_entry_whose_rejection_had_no_answer_is_put_aside_once(client: redis.
 def test_an_entry_is_not_acknowledged_if_its_place_is_no_stream(client: redis.Redis, stream: str) -> None:
     RedisStream(client, stream, GROUP).publish(names(1))
     rejected = f"{stream}-rejected"
-    producer = RedisStreamProducer(CONNECTION, stream, GROUP, dead_letter=rejected)
-    producer.connection = Connection.from_uri(CONNECTION, REDIS_URL)
-    producer.connect()
-    try:
+    with connected(stream, dead_letter=rejected) as producer:
         messages = producer.receive(1, 0.0)
         client.rpush(rejected, "an item")
         with pytest.raises(BrokerMisconfigured, match=f"dead_letter {rejected} is a list, not a stream"):
@@ -351,9 +351,7 @@ def test_an_entry_is_not_acknowledged_if_its_place_is_no_stream(client: redis.Re
         assert client.xpending(stream, GROUP)["pending"] == 1
         with pytest.raises(BrokerMisconfigured, match="is a list, not a stream"):
             producer.connect()
-    finally:
-        producer.disconnect()
-        client.delete(rejected)
+    client.delete(rejected)
 
 
 @pytest.mark.parametrize("busy_times", [1, MOVE_ATTEMPTS_MAX])
@@ -362,27 +360,22 @@ def test_a_place_to_which_others_write_gets_the_entry_too(
 ) -> None:
     RedisStream(client, stream, GROUP).publish(names(1))
     rejected = f"{stream}-rejected"
-    producer = RedisStreamProducer(CONNECTION, stream, GROUP, dead_letter=rejected)
-    producer.connection = Connection.from_uri(CONNECTION, REDIS_URL)
-    producer.connect()
-    watch_place, busy = producer._watch_place, iter(range(busy_times))
+    with connected(stream, dead_letter=rejected) as producer:
+        watch_place, busy = producer._watch_place, iter(range(busy_times))
 
-    def while_others_write(pipeline: Any) -> None:
-        watch_place(pipeline)
-        for _ in busy:
-            run(client, "XADD", rejected, "*", "a", "b")
-            return
+        def while_others_write(pipeline: Any) -> None:
+            watch_place(pipeline)
+            for _ in busy:
+                run(client, "XADD", rejected, "*", "a", "b")
+                return
 
-    monkeypatch.setattr(producer, "_watch_place", while_others_write)
-    try:
+        monkeypatch.setattr(producer, "_watch_place", while_others_write)
         messages = producer.receive(1, 0.0)
         if busy_times == MOVE_ATTEMPTS_MAX:
             with pytest.raises(PlaceRefuses, match="others write to it all the time"):
                 producer.reject(messages)
             assert client.xpending(stream, GROUP)["pending"] == 1
         producer.reject(messages)
-    finally:
-        producer.disconnect()
     assert client.xlen(rejected) == busy_times + 1
     assert client.xpending(stream, GROUP)["pending"] == 0
     client.delete(rejected)

@@ -296,6 +296,7 @@ async def test_bodies_that_are_read_have_a_limit_together(monkeypatch: Any) -> N
     assert (await listening._answered(link, None, asked)).text == "12345678", (
         "one alone may be as long as its path says"
     )
+    assert listening._bodies_bytes == 0
 
 
 async def test_a_port_that_is_taken_holds_up_no_other_address() -> None:

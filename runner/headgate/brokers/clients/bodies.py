@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
@@ -78,6 +78,22 @@ def field_of(body: bytes, name: str) -> str | int | None:
         return None
     value = found.get(name) if isinstance(found, dict) else None
     return value if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def readable(data: bytes) -> str | bytes:
+    """Return the text that these bytes are in UTF-8; if they are none, themselves."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def joined(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return values by their names, those of one name joined by ``", "``."""
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
 
 
 def message_key(place: str, name: object, body: bytes) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from headgate.brokers.broker_errors import BrokerMisconfigured
+from headgate.brokers.clients.bodies import joined
 from headgate.brokers.clients.connecting import ask_for_refusal, certificate_error, check_connection, tls_context
 from headgate.triggers.named_values import Connection
 
@@ -294,15 +295,13 @@ def read_headers(data: bytes) -> dict[str, str]:
     The library puts other characters for what is not UTF-8, leaves lines out, and has the last of several values.
     """
     first, *lines = data.decode().split("\r\n")
-    status = first.split(" ", 2)[1:]
-    found: dict[str, str] = dict(zip(("Status", "Description"), status, strict=False))
+    pairs: list[tuple[str, str]] = list(zip(("Status", "Description"), first.split(" ", 2)[1:], strict=False))
     for line in filter(None, lines):
         name, colon, value = line.partition(":")
         if not colon:
             raise ValueError(f"the line {line!r} has no colon")
-        value = value.strip()
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return found
+        pairs.append((name, value.strip()))
+    return joined(pairs)
 
 
 def sent_bytes(payload: bytes, headers: Mapping[str, str]) -> int:

@@ -17,6 +17,8 @@ import pika
 from pika import frame, spec
 from pika.data import decode_short_string, encode_short_string
 
+from headgate.brokers.clients.bodies import readable
+
 __all__ = ["UNREAD", "ReadingConnection"]
 
 UNREAD: Final = "headers that cannot be read"  # in place of the names of headers; the value is what came
@@ -165,13 +167,6 @@ def _value(data: bytes, at: int) -> tuple[Any, int]:
     raise ValueError(f"{kind!r} is no type of a value")
 
 
-def _text(data: bytes) -> str | bytes:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data
-
-
 def _moment(seconds: int) -> datetime | int:
     try:
         return datetime.fromtimestamp(seconds, UTC)
@@ -179,4 +174,4 @@ def _moment(seconds: int) -> datetime | int:
         return seconds
 
 
-_SIZED: Final[dict[bytes, Callable[[bytes], Any]]] = {b"S": _text, b"x": bytes, b"A": _array, b"F": _table}
+_SIZED: Final[dict[bytes, Callable[[bytes], Any]]] = {b"S": readable, b"x": bytes, b"A": _array, b"F": _table}

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured, BrokerSourceMissing
+from headgate.brokers.clients.bodies import readable
 from headgate.brokers.clients.connecting import (
     ask_for_refusal,
     certificate_error,
@@ -184,7 +185,7 @@ def _client_options(connection: Connection) -> dict[str, Any]:
 
 def fields_as_they_are(fields: Fields) -> dict[Any, Any]:
     """Return an entry as a dead letter has it: what is not UTF-8 is bytes, so that two that differ are told apart."""
-    return named_fields((_readable(name), _readable(value)) for name, value in fields)
+    return named_fields((readable(name), readable(value)) for name, value in fields)
 
 
 def named_fields(fields: Iterable[tuple[Part, Part]]) -> dict[Part, Part | list[Part]]:
@@ -198,10 +199,3 @@ def named_fields(fields: Iterable[tuple[Part, Part]]) -> dict[Part, Part | list[
 def pairs_of(parts: Sequence[bytes] | None) -> Fields:
     """Return the names and values of an entry, which the server sends in turns; none of one that is gone."""
     return list(zip(parts[::2], parts[1::2], strict=True)) if parts else ()
-
-
-def _readable(data: bytes) -> str | bytes:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data

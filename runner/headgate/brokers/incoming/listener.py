@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from headgate.brokers.broker_errors import BrokerError, BrokerMisconfigured
+from headgate.brokers.clients.bodies import joined
 
 CONNECTIONS_MAX: Final = 256  # of one listener; further ones are closed at once
 REQUESTS_OF_PATH_MAX: Final = 192  # of these at once, so that one path whose requests wait leaves some to the others
@@ -241,15 +242,16 @@ class Listener:
         if int(headers.get("content-length", "0")) > endpoint.body_bytes_max:
             raise _too_long(endpoint.body_bytes_max)
         self._requests[path] += 1
-        body = bytearray()
+        body, size = bytearray(), 0
         try:
             await self._read_body(http, stream, body, endpoint.body_bytes_max)
-            request = HttpRequest(path, target.query, headers, bytes(body))
+            size, request = len(body), HttpRequest(path, target.query, headers, bytes(body))
+            body.clear()  # so that it is there once while the request waits
             # Whoever reads the path now: its watcher may have been started again meanwhile.
             return await self._endpoints.get(path, endpoint).answer(request)
         finally:
             self._requests[path] -= 1
-            self._bodies_bytes -= len(body)
+            self._bodies_bytes -= size + len(body)
 
     async def _read_body(self, http: h11.Connection, stream: Any, body: bytearray, bytes_max: int) -> None:
         pieces = 0
@@ -354,10 +356,7 @@ def refusal(address: Address, error: OSError) -> BrokerMisconfigured:
 
 
 def _headers(head: h11.Request) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for raw_name, raw_value in head.headers:
-        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    headers = joined((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
     if "transfer-encoding" in headers and "content-length" in headers:
         # A proxy may read the other one of the two, and take for a request what we take for a body. What is not read
         # whole is the last one of its connection.
