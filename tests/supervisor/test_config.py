@@ -8,9 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy.engine import make_url
 
 from headgate.protocol.messages.runner import RunnerSettings
+from headgate.store.db.engine import open_engine
+from headgate.store.errors import UnsupportedDatabase
 from headgate.supervisor import setting_sources
+from headgate.supervisor.children.process import environment_of_children
 from headgate.supervisor.config import ConfigError, Settings, masked
 from headgate.supervisor.setting_sources import resolve_settings
 
@@ -87,6 +91,37 @@ def test_relative_paths_are_taken_from_where_they_are_written(folder: Path) -> N
 def test_the_database_stands_in_the_home_folder_wherever_home_was_set(folder: Path) -> None:
     assert load(folder, home="there").database_url == f"sqlite:///{folder}/there/headgate.db"
     assert Settings(home=Path("/h")).database_url == "sqlite:////h/headgate.db"
+
+
+@pytest.mark.parametrize("home", ["is it?", "100%41", "a b#c"])
+def test_a_home_folder_may_have_any_name(folder: Path, home: str) -> None:
+    engine = open_engine(load(folder, home=home).database_url)
+    assert engine.url.database == f"{folder}/{home}/headgate.db"
+
+
+def test_the_path_of_a_sqlite_url_is_relative_to_where_it_is_written(folder: Path) -> None:
+    file = write(folder / "etc" / "headgate.toml", 'database_url = "sqlite:///data/%3Fx.db"')
+
+    assert load(folder, config=file).database_url == f"sqlite:///{folder}/etc/data/%3Fx.db"
+    assert load(folder, database_url="sqlite:///x.db").database_url == f"sqlite:///{folder}/x.db"
+    assert load(folder, database_url="sqlite+pysqlite:////x.db").database_url == "sqlite+pysqlite:////x.db"
+    with pytest.raises(UnsupportedDatabase, match="takes no parameters"):
+        open_engine(load(folder, database_url="sqlite:///x.db?timeout=0").database_url)
+
+
+def test_no_child_gets_what_opens_the_database(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql://u:hunter%402@h/db?password=hunter3"
+    settings = load(
+        folder, {"HEADGATE_DATABASE_URL": url, "HEADGATE_FERNET_KEYS": "hunter4, hunter5", "HEADGATE_PASS_ENV": "MY_*"}
+    )
+    for number, value in enumerate(
+        ["hunter@2", "postgres://u:hunter%402@h/db", "x=hunter3", "hunter4", "hunter5", "x"]
+    ):
+        monkeypatch.setenv(f"MY_{number}", value)
+
+    given = environment_of_children(settings, make_url(url))
+
+    assert {name: value for name, value in given.items() if name.startswith("MY_")} == {"MY_5": "x"}
 
 
 def test_an_unknown_key_in_the_file_is_named_with_its_nearest_neighbour(folder: Path) -> None:

@@ -181,6 +181,54 @@ def test_a_changed_file_is_read_anew_even_within_the_same_second(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]  # and no compilation is left in the authors' folder
 
 
+MODULE = """
+from headgate.tasks import DAG
+hidden = DAG("hidden")
+named = DAG("named")
+def made(): return DAG("by-function")
+"""
+
+
+def test_a_dag_of_a_module_is_that_of_files_which_name_it_however_often_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "dags_of_a_team.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    source = "from dags_of_a_team import made, named\nagain = named\nfrom headgate.tasks import DAG\nDAG('own')\nmade()"
+    path = write(tmp_path, source)
+    try:
+        for _ in range(2):  # the second time the module is not run again
+            assert list(load_dags(path)) == ["own", "by-function", "named"]
+        assert list(load_dags(write(tmp_path, "import dags_of_a_team"))) == []
+    finally:
+        del sys.modules["dags_of_a_team"]
+
+
+def test_a_module_that_a_file_runs_each_time_makes_its_dags_each_time(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("from headgate.tasks import DAG\nDAG('of-other')")
+    path = write(
+        tmp_path,
+        "from importlib.machinery import SourceFileLoader\nfrom types import ModuleType\n"
+        f"SourceFileLoader('other', {str(tmp_path / 'other.txt')!r}).exec_module(ModuleType('other'))",
+    )
+    for _ in range(2):
+        assert list(load_dags(path)) == ["of-other"]
+
+
+@pytest.mark.parametrize("statement", ["from . import other", "from .other import name"])
+def test_a_relative_import_says_why_it_finds_nothing(tmp_path: Path, statement: str) -> None:
+    error = parse_file(write(tmp_path, statement)).error
+    assert error.startswith("ModuleNotFoundError: a DAG file belongs to no package, ")
+    assert "import_paths" in error
+
+
+def test_a_file_that_is_called_like_what_it_imports_is_not_to_be_moved(tmp_path: Path) -> None:
+    path = tmp_path / "absent_library.py"
+    path.write_text("import absent_library")
+    assert parse_file(path).error == "ModuleNotFoundError: No module named 'absent_library'"
+
+
 def test_the_version_that_worked_stays_importable_when_the_next_one_breaks(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     load_dags(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from headgate.tasks.operator import BaseOperator
 
 # The DAGs and the task groups whose `with` blocks are open, the innermost last; and the DAGs that the file being loaded
-# has made so far.
+# has made so far, with the namespace of that file.
 _open: ContextVar[tuple[DAG, ...]] = ContextVar("headgate open DAGs", default=())
 _open_groups: ContextVar[tuple[TaskGroup, ...]] = ContextVar("headgate open groups", default=())
-_made: ContextVar[list[DAG] | None] = ContextVar("headgate DAGs of a file", default=None)
+_made: ContextVar[tuple[Mapping[str, Any], list[DAG]] | None] = ContextVar("headgate DAGs of a file", default=None)
+# Python's own function that runs a module which has not been imported yet.
+_IMPORTING = ("<frozen importlib._bootstrap>", "_find_and_load")
 
 
 class DAG:
@@ -96,9 +99,8 @@ class DAG:
         except (TypeError, ValueError) as error:
             raise DagMalformed(dag_id, None, str(error)) from None
         self.to_spec()  # checks the protocol's limits at the author's line
-        made = _made.get()
-        if made is not None:
-            made.append(self)
+        if (collected := _made.get()) is not None and not _is_by_import(collected[0]):
+            collected[1].append(self)
 
     def __repr__(self) -> str:
         return f"<DAG {self.dag_id!r}, {len(self._tasks)} tasks>"
@@ -337,16 +339,30 @@ def detached() -> Generator[None]:
 
 
 @contextmanager
-def collecting() -> Generator[list[DAG]]:
-    """Yield a list that every DAG created in the block is added to; `open_dag` ignores DAGs opened outside."""
+def collecting(namespace: Mapping[str, Any]) -> Generator[list[DAG]]:
+    """Yield a list that every DAG is added to that a file makes which is run in the block in this namespace.
+
+    A DAG that a module makes when it is imported is not: the next file, or this one the next time, finds the module
+    imported already. `open_dag` ignores DAGs opened outside.
+    """
     made: list[DAG] = []
-    made_token, open_token, group_token = _made.set(made), _open.set(()), _open_groups.set(())
+    made_token, open_token, group_token = _made.set((namespace, made)), _open.set(()), _open_groups.set(())
     try:
         yield made
     finally:
         _open_groups.reset(group_token)
         _open.reset(open_token)
         _made.reset(made_token)
+
+
+def _is_by_import(namespace: Mapping[str, Any]) -> bool:
+    """Whether an ``import`` statement runs, and not just the file with this namespace."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals is not namespace:
+        if (frame.f_code.co_filename, frame.f_code.co_name) == _IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _aware(dag_id: str, start_date: datetime | None) -> datetime | None:

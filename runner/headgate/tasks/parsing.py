@@ -1,4 +1,4 @@
-"""Load the DAGs of a DAG file: the file is run, and every DAG that it creates is one of its DAGs.
+"""Load the DAGs of a DAG file: the file is run; its DAGs are all that it makes, and those it has imported by name.
 
 The file is run as a module with a unique name, so that two files with the same name do not conflict, and always from
 source: cached bytecode is considered current for a file that changed twice within a second.
@@ -27,6 +27,7 @@ from headgate.triggers.encoding import DAG_MODULES
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # a longer file holds data, which belongs in another file
 DAGS_PER_FILE_MAX: Final = 1000
+_IMPORTED_FROM: Final = "modules are imported from import_paths (headgate config show)"
 
 
 class DagFileRefused(Exception):
@@ -64,7 +65,7 @@ def parse_file(path: str | os.PathLike[str]) -> ParsedFile:
 
 
 def load_dags(path: str | os.PathLike[str]) -> dict[str, DAG]:
-    """Run the file and return its DAGs by id, in the order of their creation.
+    """Run the file and return its DAGs by id, in the order of their creation; those of other modules come last.
 
     Raises whatever the file raises, `DagFileRefused` for one that is too long or makes too many, `DagMalformed` for two
     DAGs of one id.
@@ -84,14 +85,14 @@ def _read(path: str) -> bytes:
 
 def _run(path: str, source: bytes, digest: str) -> dict[str, DAG]:
     module = ModuleType(module_name(path))
-    module.__file__ = path
+    module.__file__, module.__package__ = path, DAG_MODULES
     code = _compiled(source, path)
     # It stays there, because dataclasses, pickle and others look up a class's module by name, also while tasks run.
     previous = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     token = source_digest.set(digest)
     try:
-        with collecting() as made:
+        with collecting(module.__dict__) as made:
             exec(code, module.__dict__)
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError):
@@ -102,10 +103,11 @@ def _run(path: str, source: bytes, digest: str) -> dict[str, DAG]:
         raise
     finally:
         source_digest.reset(token)
-    if len(made) > DAGS_PER_FILE_MAX:
-        raise DagFileRefused(f"{path} makes {len(made)} DAGs; the limit is {DAGS_PER_FILE_MAX}")
+    found = list(dict.fromkeys([*made, *(value for value in module.__dict__.values() if isinstance(value, DAG))]))
+    if len(found) > DAGS_PER_FILE_MAX:
+        raise DagFileRefused(f"{path} makes {len(found)} DAGs; the limit is {DAGS_PER_FILE_MAX}")
     dags: dict[str, DAG] = {}
-    for dag in made:
+    for dag in found:
         if dag.dag_id in dags:
             raise DagMalformed(dag.dag_id, None, "is made twice by this file: each DAG needs its own dag_id")
         dags[dag.dag_id] = dag
@@ -121,12 +123,11 @@ def _add_hint(error: ModuleNotFoundError, path: str) -> None:
     """Add to the message that a module beside the DAG file is not found there, as it is in Airflow."""
     name = (error.name or "").partition(".")[0]
     beside = os.path.join(os.path.dirname(path), name)
+    if name == DAG_MODULES:  # `from . import x`, or `from .x import y`
+        error.msg = f"a DAG file belongs to no package, so nothing can be imported relative to it: {_IMPORTED_FROM}"
     for found in (f"{beside}.py", beside):
-        if name and os.path.exists(found):
-            error.msg += (
-                f"; {found} is beside the DAG file, and modules are imported from import_paths (headgate config show): "
-                f"move it there, or add its folder"
-            )
+        if name and os.path.exists(found) and found != path:
+            error.msg += f"; {found} is beside the DAG file, and {_IMPORTED_FROM}: move it there, or add its folder"
             return
 
 

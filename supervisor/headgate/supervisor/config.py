@@ -225,7 +225,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         # Defaults that depend on another setting.
         if not self.database_url:
-            msgspec.structs.force_setattr(self, "database_url", f"sqlite:///{self.home}/headgate.db")
+            msgspec.structs.force_setattr(self, "database_url", sqlite_url(self.home / "headgate.db"))
         if self.dags_folder == Path():
             msgspec.structs.force_setattr(self, "dags_folder", self.home / "dags")
         if self.log_folder == Path():
@@ -274,6 +274,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             blocked_after_s=self.blocked_after_s,
             import_paths=self.import_paths,
         )
+
+
+def sqlite_url(path: Path) -> str:
+    """Return the URL of a file of SQLite; two characters of a path mean something else in a URL."""
+    return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
 
 
 def masked(key: str, value: Any) -> Any:

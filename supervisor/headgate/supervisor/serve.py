@@ -168,7 +168,7 @@ def serve(settings: Settings, *, capture: Path | None = None, runs_tasks: bool =
         recorder = None if capture is None else _open_recorder(settings, capture)
         if recorder is not None:
             closing.callback(recorder.close)
-        environment = environment_of_children(settings, password=engine.url.password)
+        environment = environment_of_children(settings, engine.url)
         hide = answers.secrets.hide_in_bytes
         tasks = None
         if runs_tasks:

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
-from headgate.supervisor.config import EVENT_ROOM_BYTES, MASK, ConfigError, Settings
+from headgate.supervisor.config import EVENT_ROOM_BYTES, MASK, ConfigError, Settings, sqlite_url
 from headgate.supervisor.metrics.address import check_host, parse_address, parse_network
 from headgate.supervisor.setting_words import in_words, nearest
 
@@ -185,6 +186,8 @@ def _converted(key: str, value: Any, origin: Origin) -> Any:
         converted = msgspec.convert(value, kind, strict=not isinstance(value, str), dec_hook=_decode_path)
         if key == "database_url" and converted in _IN_MEMORY:
             raise ValueError("a database in memory ends with its process: use sqlite:///path/to/file.db")
+        if key == "database_url":
+            return _absolute_url(converted, origin)
         if key == "import_paths":
             return _absolute_paths(converted, origin)
         if key in ("metrics_listen", "web_listen") and converted is not None:
@@ -224,6 +227,12 @@ def _absolute(path: Path, origin: Origin) -> Path:
 
 def _absolute_paths(paths: tuple[str, ...], origin: Origin) -> tuple[str, ...]:
     return tuple(str(_absolute(Path(path), origin)) for path in paths)
+
+
+def _absolute_url(url: str, origin: Origin) -> str:
+    """Return the URL of a database; a relative path of a file of SQLite is made absolute as other paths are."""
+    found = re.fullmatch(r"sqlite(?:\+\w+)?:///([^/?][^?]*)(.*)", url, re.DOTALL)
+    return url if found is None else sqlite_url(_absolute(Path(unquote(found[1])), origin)) + found[2]
 
 
 def expected(key: str) -> str:

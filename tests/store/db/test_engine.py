@@ -69,6 +69,17 @@ def test_parameters_that_would_change_sqlite_are_refused() -> None:
         open_engine("sqlite:///x.db?timeout=0")
 
 
+def test_a_sqlite_url_with_two_slashes_is_refused() -> None:
+    with pytest.raises(UnsupportedDatabase, match=r"has no host, so three slashes .* sqlite:///path"):
+        open_engine("sqlite://x.db")
+
+
+def test_an_at_sign_in_a_password_is_refused_and_the_rest_of_it_not_shown_as_a_host() -> None:
+    with pytest.raises(UnsupportedDatabase, match="more than one @: write %40") as told:
+        open_engine("postgresql://u:pa@hunter2@host/db")
+    assert "hunter2" not in str(told.value)
+
+
 def test_a_server_that_is_not_there_is_away_and_its_password_is_not_shown(secrets: Secrets) -> None:
     store = Store(open_engine("postgresql://u:hunter2@127.0.0.1:1/db?sslpassword=hunter3"), secrets=secrets)
     with pytest.raises(DatabaseAway, match=r"127\.0\.0\.1:1/db") as told:

@@ -135,6 +135,24 @@ def test_an_upgrade_that_fails_leaves_nothing_behind(empty_database_url: str, mo
     assert inspect(engine).get_table_names() == []
 
 
+def test_an_upgrade_may_take_long_and_another_waits_for_it(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[str] = []
+
+    def upgrade(config: Any, revision: str) -> None:
+        connection = config.attributes["connection"]
+        is_server = connection.dialect.name == "postgresql"
+        wanted = "SHOW statement_timeout" if is_server else "PRAGMA busy_timeout"
+        limits.append(str(connection.scalar(text(wanted))))
+        migrate(config, revision)
+
+    migrate = command.upgrade
+    monkeypatch.setattr(command, "upgrade", upgrade)
+    schema.upgrade(engine := open_engine(empty_database_url))
+    assert limits == ["0" if engine.dialect.name == "postgresql" else str(schema.MIGRATION_WAIT_S * 1000)]
+
+
 def test_upgrades_at_the_same_time_all_succeed(empty_database_url: str) -> None:
     processes = 4
     start = Barrier(processes)

@@ -10,6 +10,7 @@ from threading import Barrier
 import pytest
 from cryptography.fernet import Fernet
 
+from headgate.store.db import secrets as secrets_module
 from headgate.store.db.engine import open_engine
 from headgate.store.db.secrets import KEY_FILE_BYTES_MAX, KEY_FILE_NAME, Secrets, fingerprint_of
 from headgate.store.errors import BadKey, NoKeyFile, UnusableKey, WrongKeys
@@ -84,6 +85,25 @@ def test_a_process_that_runs_finds_a_key_that_was_added_to_its_file(tmp_path: Pa
     assert running.decrypt(adding.encrypt(b"x", new)) == b"x"
     assert Secrets.open(tmp_path, None).decrypt(running.encrypt(b"y", new)) == b"y"
     assert os.listdir(tmp_path) == [KEY_FILE_NAME]
+
+
+def test_a_key_that_is_added_while_a_process_starts_is_found_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adding, added = Secrets.open(tmp_path, None, makes_file=True), list[str]()
+    read_key_file = secrets_module._read_key_file
+
+    def read_before_it_is_added(path: Path) -> list[str]:
+        keys = read_key_file(path)
+        if not added:
+            added.append("")  # what adds it reads the file as well
+            added[0] = adding.add_key()
+        return keys
+
+    monkeypatch.setattr(secrets_module, "_read_key_file", read_before_it_is_added)
+    starting = Secrets.open(tmp_path, None)
+    assert starting.fingerprints == adding.fingerprints[1:]
+    assert starting.decrypt(adding.encrypt(b"x", added[0])) == b"x"
 
 
 @pytest.mark.parametrize("content", ["", "hunter2"])

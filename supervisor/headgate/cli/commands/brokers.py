@@ -39,7 +39,7 @@ def check(
     name = kwargs["connection"]
     with invocation(ctx).store() as store:
         settings = invocation(ctx).resolve().settings
-        environment = environment_of_children(settings, password=store.database.engine.url.password)
+        environment = environment_of_children(settings, store.database.engine.url)
         try:
             found = StoreQueries(store, os.environ).answer(GetConnection(name), dag_run_id=None)
         except QueryRefused as refused:

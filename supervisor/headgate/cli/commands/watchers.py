@@ -227,7 +227,7 @@ def check_loads(ctx: typer.Context, store: Store, name: str, classpath: str, kwa
     from headgate.supervisor.children.process import environment_of_children
 
     settings = invocation(ctx).resolve().settings
-    environment = environment_of_children(settings, password=store.database.engine.url.password)
+    environment = environment_of_children(settings, store.database.engine.url)
     try:
         run_as = None if settings.runner_user is None else user_named(settings.runner_user)
         checked = check_trigger(

@@ -59,6 +59,8 @@ def open_engine(url: str, *, reads_only: bool = False, creates: bool = True) -> 
         raise UnsupportedDatabase(f"the database URL cannot be read: {SUPPORTED}") from None
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         return _open_sqlite(parsed.set(drivername="sqlite+pysqlite"), reads_only=reads_only, creates=creates)
+    if "@" in (parsed.host or ""):  # it is the end of the password, which would be shown as the host
+        raise UnsupportedDatabase("the database URL has more than one @: write %40 for one in a password")
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return _open_postgresql(parsed.set(drivername="postgresql+psycopg"), reads_only=reads_only)
     raise UnsupportedDatabase(f"headgate has no support for {parsed.drivername!r} databases: {SUPPORTED}")
@@ -101,6 +103,8 @@ def _open_sqlite(url: URL, *, reads_only: bool, creates: bool) -> Engine:
         raise UnsupportedDatabase(f"this Python has SQLite {sqlite3.sqlite_version}; headgate needs {needed}")
     if url.query:
         raise UnsupportedDatabase(f"a sqlite URL takes no parameters here: {SUPPORTED}")
+    if url.host:
+        raise UnsupportedDatabase(f"a sqlite URL has no host, so three slashes come before its path: {SUPPORTED}")
     in_memory = url.database in (None, "", ":memory:")
     if reads_only and in_memory:
         raise UnsupportedDatabase(f"a database in memory cannot be opened to read alone: {SUPPORTED}")

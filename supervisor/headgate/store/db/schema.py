@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HEAD_REVISION = "0040"  # the newest in the folder of migrations, as a test checks
 MIGRATION_LOCK = 0x68656164  # "head": the advisory lock of PostgreSQL that all migrations of headgate take
-MIGRATION_WAIT_S = 60  # for another process's migration; longer than any takes on a big table
+MIGRATION_WAIT_S = 60  # for another process's migration
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -123,9 +123,11 @@ def _migrating(engine: Engine) -> Generator[Connection]:
     """
     if engine.dialect.name != "sqlite":
         with exclusively(engine) as connection:
+            connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index of a big table takes what it takes
             yield connection
         return
     with translated(engine), engine.connect() as connection:
+        driver_of(connection).execute(f"PRAGMA busy_timeout = {MIGRATION_WAIT_S * 1000}")
         driver_of(connection).execute("PRAGMA foreign_keys = OFF")
         try:
             with connection.begin():

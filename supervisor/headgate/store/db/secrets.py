@@ -29,14 +29,16 @@ FINGERPRINT_CHARS = 16
 class Secrets:
     """Encrypts and decrypts; `Secrets.open` reads the keys."""
 
-    def __init__(self, keys: Sequence[str], *, source: str, path: Path | None = None) -> None:
-        """Take url-safe base64 keys of 32 bytes, read from ``source``, which is the file ``path`` if that is given.
+    def __init__(
+        self, keys: Sequence[str], *, source: str, path: Path | None = None, read_as: tuple[int, ...] | None = None
+    ) -> None:
+        """Take url-safe base64 keys of 32 bytes, read from ``source``.
 
-        Raises `UnusableKey`.
+        That is the file ``path`` if one is given, and ``read_as`` its state before. Raises `UnusableKey`.
         """
         self.source = source
         self.path = path
-        self._read_as = _state_of(path)
+        self._read_as = read_as
         self._fernets = _fernets(keys, source)
         self._trouble = ""  # with the key file, since it was read
 
@@ -67,7 +69,8 @@ class Secrets:
                 if not makes_file:
                     raise NoKeyFile(path)
                 _make_key_file(path)
-            return cls(_read_key_file(path), source=str(path), path=path)
+            state = _state_of(path)  # before: a key that is added meanwhile is noticed later
+            return cls(_read_key_file(path), source=str(path), path=path, read_as=state)
         except OSError as error:
             raise _unusable(path, error) from error
 
@@ -122,7 +125,7 @@ class Secrets:
         Keys that are no longer in it stay known to this process. What is wrong with a file that cannot be read is said
         with the next key that is missing.
         """
-        state = _state_of(self.path)
+        state = None if self.path is None else _state_of(self.path)
         if self.path is None or state is None or state == self._read_as:
             return False
         try:
@@ -197,10 +200,8 @@ def _unusable(path: Path, error: OSError) -> UnusableKey:
     return UnusableKey(f"the key file {path} cannot be used: {error.strerror or error}")
 
 
-def _state_of(path: Path | None) -> tuple[int, ...] | None:
+def _state_of(path: Path) -> tuple[int, ...] | None:
     """Return what changes if the file does; None if there is none."""
-    if path is None:
-        return None
     try:
         status = path.stat()
     except OSError:

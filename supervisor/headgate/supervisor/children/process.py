@@ -18,10 +18,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import psutil
 import structlog
+from sqlalchemy.engine import URL
 
 from headgate.protocol.black_box import BOX_BYTES, Record, read_record
 from headgate.supervisor.children.isolation import RunAs
@@ -86,10 +88,16 @@ def scrub(environ: Mapping[str, str], *, passed: Iterable[str], secrets: Iterabl
     }
 
 
-def environment_of_children(settings: Settings, *, password: str | None) -> dict[str, str]:
-    """Return the environment of this process, scrubbed for users' code; ``password`` is that of the database."""
-    secrets = (settings.database_url, password or "", *(settings.fernet_keys or "").split(","))
-    return scrub(os.environ, passed=settings.pass_env, secrets=secrets)
+def environment_of_children(settings: Settings, url: URL) -> dict[str, str]:
+    """Return the environment of this process, scrubbed for users' code; ``url`` is that of the database, read."""
+    passwords = [password for password in (url.password, *url.normalized_query.get("password", ())) if password]
+    keys = [key.strip() for key in (settings.fernet_keys or "").split(",")]
+    return scrub(
+        os.environ,
+        passed=settings.pass_env,
+        # A password may stand alone in a variable, or in another URL of the same database.
+        secrets=(settings.database_url, *keys, *passwords, *(quote(each, safe="") for each in passwords)),
+    )
 
 
 class LineReader:
