@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
@@ -10,6 +11,7 @@ import pytest
 from cryptography.fernet import Fernet
 from sqlalchemy import Engine
 from tests.store.harness import Query, add, register, wait_until_blocked
+from tests.supervisor.tasks_harness import WAIT, Tasks
 from tests.waiting import WITHIN_S
 
 from headgate.store.db import schema
@@ -201,6 +203,51 @@ def test_a_key_is_not_retired_by_who_rotated_to_a_key_that_is_not_the_primary_on
         assert store.keys.begin_rotation(makes_key=False) == fingerprint_of(keys[2])
         assert store.keys.retire(second) is None
     assert states(engine)[second] == "superseded"
+
+
+def test_a_process_that_misses_the_new_key_takes_nothing_and_blames_no_row(
+    engine: Engine, home: Path, query: Query
+) -> None:
+    """It is asked to read what others have encrypted again, with a key that it can get: then all goes on."""
+    with opened(engine, home) as store, opened(engine, home) as rotating:
+        tasks = Tasks(store, query)
+        _, trigger_id = tasks.defer_it()
+        add(store, "unclaimed")
+        store.tasks.variables.put("v", b"x")
+        copy = (home / KEY_FILE_NAME).read_bytes()
+        rotating.keys.begin_rotation(makes_key=True)
+        rotate_batches(rotating)
+        with_new_key = (home / KEY_FILE_NAME).read_bytes()
+        (home / KEY_FILE_NAME).write_bytes(copy)
+        epoch = tasks.epoch
+        verbs: list[Callable[[], object]] = [
+            lambda: store.claim_triggers(epoch, limit=10, queues=("default",)),
+            lambda: store.claimed_triggers(epoch),
+            lambda: store.take_changes(epoch, [trigger_id]),
+            lambda: store.tasks.variables.get("v"),
+            tasks.dispatch,
+        ]
+        assert [each for each in verbs[:-1] if not _raises_wrong_keys(each)] == []
+        assert len(query("SELECT 1 FROM trigger WHERE triggerer_id IS NULL")) == 1
+        query(
+            "UPDATE task_instance SET state = 'scheduled', trigger_id = NULL, token = NULL WHERE id = :id", id=tasks.a
+        )
+        assert _raises_wrong_keys(verbs[-1])
+        assert tasks.row()["state"] == "scheduled"
+
+        (home / KEY_FILE_NAME).write_bytes(with_new_key)
+        assert [claimed.error for claimed in store.claim_triggers(epoch, limit=10, queues=("default",))] == [""]
+        assert store.tasks.variables.get("v") == b"x"
+        (task,) = tasks.dispatch()
+        assert (task.next_kwargs, task.error) == (WAIT.next_kwargs, "")
+
+
+def _raises_wrong_keys(verb: Callable[[], object]) -> bool:
+    try:
+        verb()
+    except WrongKeys:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -96,10 +96,14 @@ def test_an_arrow_drawn_twice_is_one_arrow() -> None:
 
 
 def test_what_is_no_task_cannot_be_joined() -> None:
+    def later() -> None: ...
+
     with DAG("orders"):
         (a,) = empty("a")
         with pytest.raises(TypeError, match="not to 'b'"):
             operator.rshift(a, "b")
+        with pytest.raises(TypeError, match="not to <task function 'later'>: call it, and join what it returns"):
+            operator.rshift(a, task(later))
 
 
 def test_a_task_of_another_dag_or_of_none_cannot_be_joined() -> None:

@@ -229,6 +229,11 @@ def test_a_file_that_is_called_like_what_it_imports_is_not_to_be_moved(tmp_path:
     assert parse_file(path).error == "ModuleNotFoundError: No module named 'absent_library'"
 
 
+def test_a_file_that_takes_itself_out_of_the_modules_keeps_its_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "import sys\ndel sys.modules[__name__]\nraise ValueError('mine')")
+    assert parse_file(path).error == "ValueError: mine"
+
+
 def test_the_version_that_worked_stays_importable_when_the_next_one_breaks(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     load_dags(path)

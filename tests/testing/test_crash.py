@@ -17,8 +17,9 @@ from headgate.testing import CrashReport, CrashTestFailed, FileLogBroker, PairFa
 from headgate.testing.crash import campaign as crash
 from headgate.testing.crash.deaths import plan_deaths
 from headgate.testing.crash.history import Report
-from headgate.testing.crash.journal import ProducerTrigger
+from headgate.testing.crash.journal import ProducerTrigger, subject_of
 from headgate.triggers.base import BaseTrigger
+from headgate.triggers.file import FileTrigger
 
 sys.path.append(str(Path(__file__).parent / "users"))
 
@@ -73,6 +74,11 @@ def crash_producer(producer: type[faulty_inboxes.Inbox], broker: FolderBroker, p
         seed=seed_of(mark, trigger),
         folder=place,
     )
+
+
+def test_the_report_names_the_class_of_the_author() -> None:
+    assert subject_of(ProducerTrigger("orders.Producer", {})) == "orders.Producer"
+    assert subject_of(FileTrigger("a.csv")) == "headgate.triggers.file.FileTrigger"
 
 
 def kinds(failed: CrashTestFailed) -> set[str]:

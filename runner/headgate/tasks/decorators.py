@@ -38,6 +38,9 @@ class TaskFunction(_NamesOfAirflow, Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", kind.__name__)
 
+    def __repr__(self) -> str:
+        return f"<task function {self.__name__!r}>"
+
     def __call__(self, *args: Any, **kwargs: Any) -> XComArg:
         """Add a task to the open DAG that calls the function with these arguments; return its output.
 

@@ -235,7 +235,8 @@ def _parts_of(joinable: Joinable) -> list[Arrows]:
     found: list[Arrows] = []
     for part in parts:
         if not isinstance(part, Arrows):
-            raise TypeError(f"tasks are joined to tasks, not to {part!r:.100}")
+            hint = ": call it, and join what it returns" if callable(part) else ""
+            raise TypeError(f"tasks are joined to tasks, not to {part!r:.100}{hint}")
         found.append(part)
     return found
 

@@ -431,6 +431,13 @@ class XComArg(Placeholder, Arrows, Mappable):
     def __repr__(self) -> str:
         return f"<XComArg {self.key!r} of {self.operator.task_id!r}>"
 
+    def __str__(self) -> str:
+        # In an f-string too: a command or a path that is put together from it would have this object's name in it.
+        raise TypeError(
+            f"what {self.operator.task_id!r} returns is not known while the file is parsed, so no text can be made of "
+            f"it: give it to a task as an argument, and make the text there"
+        )
+
     def __getitem__(self, key: object) -> NoReturn:
         # Also for `for x in output`, and unpacking.
         raise TypeError(

@@ -97,7 +97,7 @@ def _run(path: str, source: bytes, digest: str) -> dict[str, DAG]:
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError):
             _add_hint(error, path)
-        del sys.modules[module.__name__]
+        sys.modules.pop(module.__name__, None)
         if previous is not None:
             sys.modules[module.__name__] = previous
         raise

@@ -40,6 +40,7 @@ from headgate.triggers.base import TaskFailedEvent, TaskSkippedEvent, TaskSucces
 
 # How long, in skipped seconds, a cancelled trigger and its hooks may take: more than the sum of their own limits.
 END_S_MAX = 120.0
+DOES_NOT_END = "a trigger does not end when it is cancelled"
 _ENDS_OF_TASK = {"success": TaskSuccessEvent, "failed": TaskFailedEvent, "skipped": TaskSkippedEvent}
 
 
@@ -133,7 +134,7 @@ class HostedTriggers:
             await self._host.wait_all_ended()
             nursery.cancel_scope.cancel()
         if len(self._host):
-            raise Misbehaved(f"a trigger does not end when it is cancelled: not within {END_S_MAX:g} s")
+            raise Misbehaved(f"{DOES_NOT_END}: not within {END_S_MAX:g} s")
         await self._streams.stop_all()
         await self.settle()
         return self.snapshot.left_behind()

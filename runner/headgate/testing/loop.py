@@ -14,7 +14,7 @@ import trio
 
 from headgate.runner.watchdog import Watchdog
 from headgate.testing.clock import SkippingClock
-from headgate.testing.failures import LoopBlocked
+from headgate.testing.failures import LoopBlocked, Misbehaved
 
 REAL_S_MAX = 60.0  # for one step of a test; skipped time costs next to nothing
 BLOCKED_S_MAX = 3.0  # a loop that is still blocked after this is abandoned with its thread
@@ -50,17 +50,20 @@ class TrialLoop(Generic[_State]):
     def start(self) -> None:
         """Start the loop; return when it is ready. Raises exceptions of opening the context."""
         self._thread.start()
-        self._wait(self._ready)
+        self._wait(self._ready, "the loop of the test does not start")
 
-    def call(self, function: Callable[[_State], Awaitable[_T]]) -> _T:
+    def call(
+        self, function: Callable[[_State], Awaitable[_T]], *, if_endless: str = "this step of the test does not end"
+    ) -> _T:
         """Run a function in the loop and return what it returns.
 
-        Raises its exceptions, and `LoopBlocked` if a task blocked the loop for longer than ``blocked_after_s``.
+        Raises its exceptions, `LoopBlocked` if a task blocked the loop for longer than ``blocked_after_s``, and
+        `Misbehaved` with the text ``if_endless`` if it takes longer than `REAL_S_MAX`.
         """
         job: _Job[_State] = _Job(function)
         self._job = job
         self._token.run_sync_soon(self._jobs_in.send_nowait, job)
-        result: _T = self._wait(job.done)
+        result: _T = self._wait(job.done, if_endless)
         return result
 
     def close(self) -> None:
@@ -68,7 +71,7 @@ class TrialLoop(Generic[_State]):
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._job = _Job(None, ended)
         self._token.run_sync_soon(self._jobs_in.close)
-        self._wait(ended)
+        self._wait(ended, "the loop of the test does not end")
         self._thread.join()
 
     def abandon(self) -> None:
@@ -79,7 +82,7 @@ class TrialLoop(Generic[_State]):
 
     # --- in the caller's thread -------------------------------------------------------------------
 
-    def _wait(self, future: concurrent.futures.Future[Any]) -> Any:
+    def _wait(self, future: concurrent.futures.Future[Any], if_endless: str) -> Any:
         deadline = time.monotonic() + REAL_S_MAX
         while True:
             # A short block that is over by now is found, too.
@@ -90,7 +93,7 @@ class TrialLoop(Generic[_State]):
             if finished:
                 return future.result()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"this step of the test has not ended after {REAL_S_MAX:g} s of real time")
+                raise Misbehaved(f"{if_endless}: not within {REAL_S_MAX:g} s of real time")
 
     def _blocked(self) -> dict[str, Any] | None:
         """Return the log record of the first step that blocked the loop too long."""

@@ -14,7 +14,7 @@ from headgate.protocol.messages.runner import CancelReason, FinishedTrigger, Fir
 from headgate.runner.trigger_run import FiredAfterLast
 from headgate.testing.clock import SkippingClock, skipped_wall_clock
 from headgate.testing.failures import LeftBehind, Misbehaved, TooFewEvents, TriggerFailed
-from headgate.testing.hosting import HostedTriggers, hosted_triggers
+from headgate.testing.hosting import DOES_NOT_END, HostedTriggers, hosted_triggers
 from headgate.testing.leftovers import leak_warnings
 from headgate.testing.loop import Records, TrialLoop, collected_log
 from headgate.testing.round_trip import check_round_trip
@@ -91,9 +91,12 @@ def run_trigger(
         )
     may_add_nothing = last_event is not None and run.hosted.finished[TRIGGER_ID].outcome == "returned"
     if len(fired) < (events if events is not None else 0 if may_add_nothing else 1):
+        again = run.hosted.redelivered
+        known = f" ({again} more had the key of an earlier one, so each counts as that one again)" if again else ""
         raise TooFewEvents(
-            f"{spec.name} fired {len(fired)} of {events or 'at least 1'} events within {within}; time is skipped for "
-            f"trio, and for datetime.now() and time.time() in the module of the class, and for nothing else",
+            f"{spec.name} fired {len(fired)} of {events or 'at least 1'} events within {within}{known}; time is "
+            f"skipped for trio, and for datetime.now() and time.time() in the module of the class, and for nothing "
+            f"else",
             fired,
         )
     check_left(spec.name, run.left)
@@ -159,7 +162,8 @@ class HostedRun:
             self._clock.now_s = cancelled_at
             return left
 
-        self.left += self._loop.call(end)
+        # One that goes on without waiting keeps the clock from being moved, so real time limits it.
+        self.left += self._loop.call(end, if_endless=DOES_NOT_END)
         self._loop.close()
 
 

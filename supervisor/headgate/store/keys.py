@@ -25,7 +25,8 @@ from sqlalchemy import Column, Connection, Engine, insert, select, update
 from headgate.store.db import schema
 from headgate.store.db.engine import READS_ONLY
 from headgate.store.db.secrets import Secrets, wrong_keys
-from headgate.store.db.transaction import Tx, lock_primary_key, read_clock
+from headgate.store.db.times import read_clock
+from headgate.store.db.transaction import Tx, lock_primary_key
 from headgate.store.db.verbs import Verbs, acting
 from headgate.store.errors import BadKey, NoKeyFile, UnusableKey
 from headgate.store.tables import connection as connection_table

@@ -24,7 +24,8 @@ from headgate.protocol.messages.runner import (
 from headgate.store.access.audit import Actor
 from headgate.store.db.changes import Followers
 from headgate.store.db.secrets import Secrets
-from headgate.store.db.transaction import Clock, Database, LeasedTx
+from headgate.store.db.times import Clock
+from headgate.store.db.transaction import Database, LeasedTx
 from headgate.store.db.verbs import leased
 from headgate.store.errors import EventExists, ValueRefused
 from headgate.store.facts import trigger_runs

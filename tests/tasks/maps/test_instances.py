@@ -227,8 +227,7 @@ def test_a_mapped_task_itself_is_never_run_and_an_instance_that_is_no_more_says_
         "RuntimeError: the task 'f' is mapped now; it was not when this run began"
     )
     assert error_of(run_step(mapped, make_context(mapped, run_id="r", map_index=2))) == (
-        "RuntimeError: there are 2 values for the task 'f' now, and this is instance 2: clear it together with what it "
-        "is expanded over"
+        "RuntimeError: there are 2 values for the task 'f' now, and this is instance 2: clear the whole task"
     )
 
 

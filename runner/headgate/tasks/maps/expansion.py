@@ -144,9 +144,9 @@ class Expansion:
         if index >= length or (counted is not None and length != counted):
             # A value is found by its place: among others than were counted it may be that of another instance.
             was = "" if counted is None else f"; it was expanded over {counted:,}"
+            what = "it together with what it is expanded over" if any(self.mapped_over()) else "the whole task"
             raise RuntimeError(
-                f"there are {length:,} values for {self._what} now, and this is instance {index}{was}: "
-                f"clear it together with what it is expanded over"
+                f"there are {length:,} values for {self._what} now, and this is instance {index}{was}: clear {what}"
             )
         if instance.given_digest and _are_others(instance.given_digest, self._given_digest):
             raise RuntimeError(

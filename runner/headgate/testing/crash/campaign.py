@@ -28,6 +28,7 @@ from headgate.testing.crash.journal import (
     ProducerTrigger,
     is_journaled,
     message_in,
+    subject_of,
 )
 from headgate.testing.crash.killing import MarkedDeaths
 from headgate.testing.crash.pair import Pair, folder_of
@@ -234,7 +235,7 @@ class _Trial:
         exit_code = self._pair.stop()
         self._look("the pair has left", at_rest=True)
         return CrashReport(
-            subject=self._trigger.serialize()[0],
+            subject=subject_of(self._trigger),
             checked=self._checker.report(),
             deaths=tuple((str(death), reached) for death, reached in self._done),
             subscribers=len(self._subscribers),

@@ -222,6 +222,11 @@ class ProducerTrigger(BaseEventTrigger):
         return make(**kwargs["kwargs"])
 
 
+def subject_of(trigger: BaseTrigger) -> str:
+    """Return the classpath of the author's class that a crash test is about."""
+    return trigger.classpath if isinstance(trigger, ProducerTrigger) else trigger.serialize()[0]
+
+
 RecordT = TypeVar("RecordT")
 
 

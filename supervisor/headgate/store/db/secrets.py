@@ -86,11 +86,15 @@ class Secrets:
         """
         if fingerprint is None:
             fingerprint = self.fingerprints[0]
+        self.require(fingerprint)
+        return self._fernets[fingerprint].encrypt(data).decode("ascii")
+
+    def require(self, fingerprint: str) -> None:
+        """Raise `WrongKeys` unless this machine has the key of this fingerprint."""
         if fingerprint not in self._fernets:
             self.read_again()
         if fingerprint not in self._fernets:
             raise self.wrong_for([fingerprint])
-        return self._fernets[fingerprint].encrypt(data).decode("ascii")
 
     def decrypt(self, text: str) -> bytes:
         """Return the encrypted data in clear. Raises `BadKey` if no key fits, or if the text was tampered with."""

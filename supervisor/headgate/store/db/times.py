@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, DateTime, Text
+from sqlalchemy import Connection, DateTime, Text, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from headgate.store.db.prepared import Prepared
+
+Clock: TypeAlias = Callable[[], datetime]
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -95,3 +100,13 @@ def _began_postgresql(element: TransactionBegan, compiler: SQLCompiler, **kw: An
 @compiles(TransactionBegan, "sqlite")
 def _began_sqlite(element: TransactionBegan, compiler: SQLCompiler, **kw: Any) -> str:
     return "1"  # its driver knows whether it is in one
+
+
+_NOW = Prepared(select(DatabaseNow()))
+
+
+def read_clock(connection: Connection, clock: Clock | None) -> datetime:
+    """Return the time of the database's clock, or of the one the store was given for a simulation."""
+    if clock is not None:
+        return clock().astimezone(UTC)
+    return read(connection, _NOW.run(connection).fetchone()[0])

@@ -26,7 +26,7 @@ from headgate.store.db.engine import READS_ONLY, STATEMENT_TIMEOUT_S, database_n
 from headgate.store.db.faults import PassedOver
 from headgate.store.db.prepared import Prepared, driver_of
 from headgate.store.db.secrets import Secrets
-from headgate.store.db.times import DatabaseNow, read
+from headgate.store.db.times import Clock, DatabaseNow, read, read_clock
 from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused, TransactionOpen
 from headgate.store.ids import DagRunId, Epoch
 from headgate.store.tables import dag_run, encryption_key, triggerer
@@ -35,32 +35,22 @@ from headgate.store.tables import dag_run, encryption_key, triggerer
 # takes longer than both waits for a server, or a network, that no longer answers.
 ANSWER_MAX_S = STATEMENT_TIMEOUT_S + 5.0
 
-Clock = Callable[[], datetime]
-
 
 def is_alive() -> ColumnElement[bool]:
     """Return the condition that a lease is neither fenced nor ended."""
     return and_(triggerer.c.fenced_at.is_(None), triggerer.c.stopped_at.is_(None))
 
 
-_NOW = Prepared(select(DatabaseNow()))
 _THIS_LEASE = and_(triggerer.c.id == bindparam("epoch"), is_alive())
 _LOCK_LEASE = Prepared(select(DatabaseNow()).where(_THIS_LEASE).with_for_update(read=True))
 # FOR NO KEY UPDATE: it has to wait for the FOR SHARE of `lock_lease`, and foreign keys need not wait for it.
 _WAIT_FOR_INFLIGHT = Prepared(select(triggerer.c.id).where(_THIS_LEASE).with_for_update(key_share=True))
+_PRIMARY_KEY = select(encryption_key.c.fingerprint).where(encryption_key.c.superseded_at.is_(None))
+_READ_PRIMARY_KEY = Prepared(_PRIMARY_KEY)
 # FOR SHARE: a rotation waits for the transactions that encrypt with the old key (`headgate.store.keys`).
-_PRIMARY_KEY = Prepared(
-    select(encryption_key.c.fingerprint).where(encryption_key.c.superseded_at.is_(None)).with_for_update(read=True)
-)
+_LOCK_PRIMARY_KEY = Prepared(_PRIMARY_KEY.with_for_update(read=True))
 _KEYS_COUNT = Prepared(select(func.count()).select_from(encryption_key))
 _MARK_DIRTY = Prepared(update(dag_run).where(dag_run.c.id == bindparam("of_id")).values(needs_look=true()))
-
-
-def read_clock(connection: Connection, clock: Clock | None) -> datetime:
-    """Return the time of the database's clock, or of the one the store was given for a simulation."""
-    if clock is not None:
-        return clock().astimezone(UTC)
-    return read(connection, _NOW.run(connection).fetchone()[0])
 
 
 def lock_lease(connection: Connection, epoch: Epoch, clock: Clock | None) -> datetime:
@@ -90,7 +80,7 @@ def lock_primary_key(connection: Connection) -> str | None:
 
     Return None if no key is registered, as in a database that was made by a test.
     """
-    while (row := _PRIMARY_KEY.run(connection).fetchone()) is None:
+    while (row := _LOCK_PRIMARY_KEY.run(connection).fetchone()) is None:
         if not _KEYS_COUNT.run(connection).fetchone()[0]:
             return None
         # It was superseded while this waited for its row: the next statement sees the new one.
@@ -152,6 +142,14 @@ class Tx:
         if self._key is None:
             self._key = lock_primary_key(self.connection)
         return self.secrets.encrypt(data, self._key)
+
+    def require_key(self) -> None:
+        """Raise `WrongKeys` unless the key that the database is written with is here.
+
+        Without it most of what is encrypted cannot be read here, and it is neither a row's nor a user's fault.
+        """
+        for (fingerprint,) in _READ_PRIMARY_KEY.run(self.connection).fetchall():
+            self.secrets.require(str(fingerprint))
 
     def notify(self) -> None:
         """Make other supervisors query the database, once this is committed (`headgate.store.db.changes`)."""

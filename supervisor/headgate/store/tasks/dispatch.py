@@ -461,6 +461,7 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
         if row.stream_trigger is not None:
             stream = stream_steps.part_of(tx, instance, row.next_method, row.event_id)
     except BadKey as bad:
+        tx.require_key()
         error = str(bad)
     return TaskToRun(
         id=instance,

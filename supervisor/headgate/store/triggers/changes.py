@@ -116,6 +116,7 @@ class ChangeVerbs(TriggerVerbs):
         Those that it does not own, or that are over, are passed over. Raises `LeaseLost`.
         """
         with self.database.leased(epoch) as tx:
+            tx.require_key()
             for ids in chunks(sorted(trigger_ids)):
                 mine = (trigger.c.id.in_(ids), trigger.c.triggerer_id == epoch)
                 # The rows are locked by it even if they count as read already: a change comes before this, or is not

@@ -81,9 +81,7 @@ from sqlalchemy import (
 from headgate.store.db.bulk import chunks
 from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import DatabaseNow, UtcDateTime, bound, read
-from headgate.store.db.transaction import Clock as Clock
 from headgate.store.db.transaction import LeasedTx, Tx, is_alive, wait_for_inflight
-from headgate.store.db.transaction import read_clock as read_clock
 from headgate.store.db.verbs import leased, single_statement, writing
 from headgate.store.errors import LeaseLost
 from headgate.store.facts import drift, supervisor_status
@@ -250,6 +248,7 @@ class LeaseVerbs(TriggerVerbs):
         same), unless the supervisor ``is_idle``. Then come others by priority, the oldest first.
         """
         with self.database.leased(epoch) as tx:
+            tx.require_key()
             rows = claim(tx, limit=limit, room=limit if room is None else room, is_idle=is_idle, queues=queues)
             tasks = waiting_tasks.of(tx, [row.id for row in rows if row.watcher is None])
             passed_over = strikes.passed_over_of(tx, {row.id for row in rows})
@@ -262,6 +261,7 @@ class LeaseVerbs(TriggerVerbs):
         No claim that was begun before can add to them: one that is still being committed is waited for.
         """
         with self.database.writing() as tx:  # it writes nothing, but the lock is a writer's
+            tx.require_key()
             wait_for_inflight(tx.connection, epoch)
             rows = [OwnedTrigger._make(row) for row in _CLAIMED.run(tx.connection, epoch=epoch).fetchall()]
             tasks = waiting_tasks.of(tx, [row.id for row in rows if row.watcher is None])

@@ -10,7 +10,7 @@ import trio
 from tests.proof.simulation import database
 
 from headgate.brokers.filelogs.partition import Partition, Verdict
-from headgate.store.db import transaction
+from headgate.store.db import times, transaction
 from headgate.store.errors import DATABASE_UNUSABLE, RowsRefused
 from headgate.store.ids import Epoch
 from headgate.store.triggers import dead_letters
@@ -138,7 +138,7 @@ def difference_is_ignored() -> Sequence[Patch]:
 
 def fencing_check_removed() -> Sequence[Patch]:
     def lock_lease(connection: Any, epoch: int, clock: Any) -> Any:
-        return transaction.read_clock(connection, clock)
+        return times.read_clock(connection, clock)
 
     return [(transaction, "lock_lease", lock_lease)]
 
