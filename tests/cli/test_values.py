@@ -41,6 +41,20 @@ def test_a_value_that_is_too_long_or_no_text_is_refused(call_database: Any, monk
     assert call_database("variables", "list", "--json").rows() == []
 
 
+def test_a_closed_standard_input_is_said_and_nothing_is_stored(
+    call_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    called = call_database("variables", "set", "v", "-")
+    assert (called.code, "standard input is closed" in called.err) == (2, True)
+    assert call_database("variables", "get", "v").code == 1
+
+
+def test_a_home_without_a_name_is_not_the_current_folder(call: Any) -> None:
+    called = call("--home", "", "variables", "list")
+    assert (called.code, "home: expected" in called.err) == (2, True)
+
+
 def test_a_connection_shows_its_password_only_when_asked_to(call_database: Any) -> None:
     uri = "postgresql://me:s3cret@db:5432/shop?token=hidden"
 

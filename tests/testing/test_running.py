@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.waiting import wait_until
 
 from headgate.testing import (
     LeftBehind,
@@ -81,6 +82,15 @@ class OneKey(_Kwargs):
         for number in range(3):
             yield TriggerEvent(number, key="one")
         await trio.sleep_forever()
+
+
+class Refused(_Kwargs):
+    may_end, fired = False, 0
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        while not self.may_end:
+            yield TriggerEvent(object())
+            type(self).fired += 1
 
 
 class Deaf(_Kwargs):
@@ -427,6 +437,22 @@ def test_one_that_goes_on_without_waiting_when_it_is_cancelled_fails(monkeypatch
             run_trigger(Deaf(), events=1)
     finally:
         Deaf.may_end = True
+
+
+def test_a_trigger_that_was_given_up_accuses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_loop, "REAL_S_MAX", 0.5)
+    try:
+        with pytest.raises(
+            Misbehaved, match=r"not within 0\.5 s of real time; the last .* an event is refused: .*object"
+        ):
+            run_trigger(Refused())
+        monkeypatch.undo()
+        seen = Refused.fired
+        assert run_trigger(OneKey(), events=1) == [TriggerEvent(0, key="one")]
+        wait_until(lambda: Refused.fired > seen, "it still fires")
+        assert run_trigger(OneKey(), events=1) == [TriggerEvent(0, key="one")]
+    finally:
+        Refused.may_end = True
 
 
 def test_silence_fails_when_the_time_is_over() -> None:

@@ -73,7 +73,7 @@ class Odd(PagedTrigger):
     kind: str
 
     async def fetch(self, cursor: Any) -> Any:
-        return {"no page": [1], "loop": Page([], next=7)}[self.kind]
+        return {"no page": [1], "loop": Page([], next=7), "cursor": Page([1], next=object())}[self.kind]
 
 
 class NoDataclass(PagedTrigger):
@@ -89,6 +89,8 @@ def test_what_is_no_page_fails_the_trigger() -> None:
     ) as failed:
         run_trigger(Odd("loop"))
     assert len(failed.value.events) == 1
+    with pytest.raises(TriggerFailed, match=r"next of Odd\.fetch\(None\) .*object"):
+        run_trigger(Odd("cursor"))
     with pytest.raises(TriggerFailed, match="the newest event of the trigger is not a page, after which to go on: 5"):
         run_trigger(Pages(), last_event=TriggerEvent(5))
 

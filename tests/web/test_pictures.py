@@ -7,7 +7,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from headgate.supervisor.logs import task_log_files
 from headgate.web import layout as layout_module
 from headgate.web.layout import BOX_H, BOX_W, POINTS_MAX, Layout, Layouts, lay_out
 from headgate.web.pages.pictures import BOXES_MAX
+from headgate.web.pages.tasks import CURSOR_CHARS_MAX
 from headgate.web.views import Site
 
 Get = Callable[..., str]
@@ -145,6 +146,34 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
     records, cursor = task_log_files.read_on(tmp_path, name, None, bytes_max=100)
     assert [record["event"] for record in records] == [f"{number:06d}" for number in range(995, 1000)]
     assert task_log_files.read_on(tmp_path, name, cursor, bytes_max=100) == ([], cursor)
+
+
+def test_of_many_tries_the_newest_are_read_and_then_all_that_follow(tmp_path: Path) -> None:
+    from headgate.store.ids import TryName
+
+    def write(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            file = task_log_files.file_of(tmp_path, TryName("d", "r", "t", number), 1_234_567)
+            file.parent.mkdir(parents=True)
+            file.write_bytes(b'{"event":"of %d"}\n' % number)
+
+    def read(cursor: str | None) -> tuple[list[str], str]:
+        records, behind = task_log_files.read_on(tmp_path, TryName("d", "r", "t", 1), cursor, bytes_max=100)
+        return [record["event"] for record in records], behind
+
+    most = task_log_files.TRIES_READ_MAX
+    write(range(1, 201))
+    found, cursor = read(None)
+    assert found == [f"of {number}" for number in range(201 - most, 201)]
+    assert read(cursor) == ([], cursor)
+    write(range(201, 201 + 5 * most))
+    seen = list[str]()
+    while found or not seen:
+        found, cursor = read(cursor)
+        seen += found
+        assert len(found) <= 2 * most
+        assert len(cursor) <= CURSOR_CHARS_MAX / 4
+    assert seen == [f"of {number}" for number in range(201, 201 + 5 * most)]
 
 
 def test_assets_say_who_makes_and_who_uses_their_events(page: Get, client: TestClient, store: Store) -> None:

@@ -155,6 +155,11 @@ def test_the_form_of_one_named_user_is_not_that_of_another(
         (PROXY, "198.51.100.7", "198.51.100.7"),
         (PROXY, "203.0.113.9, 198.51.100.7, 10.1.2.9", "198.51.100.7"),  # it came over two listed proxies
         (PROXY, "203.0.113.9, unknown", PROXY),
+        (PROXY, "203.0.113.9, 198.51.100.7:4711, 10.1.2.9:80", "198.51.100.7"),  # with ports, as some write them
+        (PROXY, "[2001:db8::1]:4711", "2001:db8::1"),
+        (PROXY, "[2001:db8::1]", "2001:db8::1"),
+        (PROXY, "2001:db8::1", "2001:db8::1"),
+        (PROXY, "[198.51.100.7:80, 198.51.100.7:", PROXY),
         (PROXY, "", PROXY),
         (PROXY, "203.0.113.9, bad, 10.1.2.9", "10.1.2.9"),
         (PROXY, ", ".join(["10.1.2.9"] * (HOPS_MAX + 5)), "10.1.2.9"),

@@ -53,6 +53,32 @@ def log_in(sessions: MemorySessions) -> str:
     return sessions.begin_local("127.0.0.1")
 
 
+def test_a_cookie_of_another_program_hides_no_session(client: TestClient, browser: Callable[[], TestClient]) -> None:
+    name = cookie_name(PORT)
+    session = client.cookies[name]
+    for others in ('prefs={"theme": "dark"}; {}', 'a="b; {}', "=; {}; x", "{}; @=["):
+        answer = browser().get("/runs", headers={"cookie": others.replace("{}", f"{name}={session}")})
+        assert answer.status_code == 200, others
+
+
+def test_a_page_whose_name_ends_like_json_is_a_page_for_a_browser(
+    client: TestClient, browser: Callable[[], TestClient]
+) -> None:
+    of_browser, of_program = {"accept": "text/html,*/*;q=0.8"}, {"accept": "*/*"}
+    stranger = browser()
+    assert stranger.get("/dags/a.json", headers=of_program).json() == {"error": "log in first"}
+    assert stranger.get("/dags/a.json", headers=of_browser, follow_redirects=False).status_code == 303
+    answer = client.get("/dags/a.json", headers=of_browser)
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    answer = client.get("/nothing.json", headers=of_program)
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
+    assert "error" in client.get("/runs.json?beyond=x", headers=of_browser).json()
+
+
+def test_a_slash_at_the_end_is_another_address_and_no_redirection(client: TestClient) -> None:
+    assert client.get("/runs/", follow_redirects=False).status_code == 404
+
+
 def test_a_stranger_is_not_told_which_database_it_is(
     client: TestClient, browser: Callable[[], TestClient], site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

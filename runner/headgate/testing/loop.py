@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,8 @@ REAL_S_MAX = 60.0  # for one step of a test; skipped time costs next to nothing
 BLOCKED_S_MAX = 3.0  # a loop that is still blocked after this is abandoned with its thread
 ABANDONED_WAIT_S = 0.5  # for a loop that may be blocked, or full of triggers that do not end
 LOOK_INTERVAL_S = 0.05  # between two checks whether the loop is blocked
+# Threads of loops that were given up: what they still log is not about the test that runs now.
+_given_up: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 _T = TypeVar("_T")
 _State = TypeVar("_State")
@@ -44,11 +47,13 @@ class TrialLoop(Generic[_State]):
         self._token: trio.lowlevel.TrioToken
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._job: _Job[_State] | None = None
+        self._others: set[threading.Thread] = set()  # that were there before its own
         # A daemon, so that a thread that is blocked for ever does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="headgate trial loop", daemon=True)
 
     def start(self) -> None:
         """Start the loop; return when it is ready. Raises exceptions of opening the context."""
+        self._others = set(threading.enumerate())
         self._thread.start()
         self._wait(self._ready, "the loop of the test does not start")
 
@@ -79,6 +84,7 @@ class TrialLoop(Generic[_State]):
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._jobs_in.close)
         self._thread.join(ABANDONED_WAIT_S)
+        _given_up.update(set(threading.enumerate()) - self._others)
 
     # --- in the caller's thread -------------------------------------------------------------------
 
@@ -93,7 +99,9 @@ class TrialLoop(Generic[_State]):
             if finished:
                 return future.result()
             if time.monotonic() > deadline:
-                raise Misbehaved(f"{if_endless}: not within {REAL_S_MAX:g} s of real time")
+                last = self._records[-1] if self._records else {}
+                logged = f"; the last that it logged: {last['event']}: {last.get('reason', '')}" if last else ""
+                raise Misbehaved(f"{if_endless}: not within {REAL_S_MAX:g} s of real time{logged}".rstrip(": "))
 
     def _blocked(self) -> dict[str, Any] | None:
         """Return the log record of the first step that blocked the loop too long."""
@@ -149,6 +157,8 @@ def collected_log() -> Generator[Records]:
     records: Records = []
 
     def collect(_logger: object, method: str, record: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if threading.current_thread() in _given_up:
+            raise structlog.DropEvent
         records.append({**record, "log_level": method, "since": time.monotonic() - record.get("blocked_s", 0.0)})
         raise structlog.DropEvent
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import tenacity
 import trio
 
+from headgate.protocol.values import encode_value
 from headgate.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = ["Page", "PagedTrigger"]
@@ -69,7 +70,11 @@ class PagedTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Fetch and fire page after page. Raises what the last try of `fetch` raises, and ValueError for no page."""
+        """Fetch and fire page after page.
+
+        Raises what the last try of `fetch` raises, ValueError for no page, and `ValueNotSerializable` for a cursor that
+        cannot be stored.
+        """
         number, cursor = _place_after(await self.last_event())
         while number == 0 or cursor is not None:
             page = await self._page(cursor)
@@ -91,6 +96,8 @@ class PagedTrigger(BaseTrigger):
             raise ValueError(f"{type(self).__name__}.fetch must return a Page, not {page!r:.200}")
         if page.next is not None and page.next == cursor:
             raise ValueError(f"{type(self).__name__}.fetch({cursor!r:.200}) names the same page as the next one")
+        # Without it no page after this could be stored either, and each would be fetched and refused at once.
+        encode_value(page.next, where=f"next of {type(self).__name__}.fetch({cursor!r:.200})")
         return page
 
     def _log_failure(self, state: tenacity.RetryCallState) -> None:

@@ -6,11 +6,12 @@ import contextlib
 import os
 import pwd
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import typer
 
@@ -39,6 +40,13 @@ class CommandError(Exception):
     def __init__(self, text: str, *, exit_code: int = 1) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+def standard_input() -> TextIO:
+    """Return the standard input. Raises `CommandError` if it was closed."""
+    if sys.stdin is None:  # so Python says it
+        raise CommandError("standard input is closed (<&-), and this was to be read from it", exit_code=2)
+    return sys.stdin
 
 
 @dataclass

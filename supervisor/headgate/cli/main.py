@@ -127,8 +127,8 @@ def _print_version(wanted: bool) -> None:
 def _global_options(
     ctx: typer.Context,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="The file of settings.")] = None,
-    home: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder of the keys, the logs and the SQLite database.")
+    home: Annotated[  # no Path, which would be the current folder for the text of a variable that is not set
+        str | None, typer.Option(metavar="DIR", help="The folder of the keys, the logs and the SQLite database.")
     ] = None,
     db: Annotated[
         str | None, typer.Option(metavar="URL", help="The database: sqlite:///FILE or postgresql://...")

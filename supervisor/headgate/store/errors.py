@@ -56,6 +56,12 @@ class DatabaseLocked(DatabaseAway):
         )
 
 
+class DatabaseBusy(DatabaseAway):
+    """Too many of this process use it already: nothing was asked of the database."""
+
+    said = "is asked for by too many"
+
+
 class DatabaseFault(StoreError):
     """The database refuses, and neither waiting nor leaving out rows would help.
 

@@ -32,7 +32,7 @@ from headgate.store.errors import (
 from headgate.store.inspect.audit import AuditRow
 from headgate.web import rendering
 from headgate.web.acts import RANKS, may
-from headgate.web.guard import Endpoint, Guard, cookie_name, path_of, session_of, to_login
+from headgate.web.guard import Endpoint, Guard, cookie_name, is_of_program, path_of, session_of, to_login
 from headgate.web.refusals import Refusals
 from headgate.web.routes import ROUTES, Route
 from headgate.web.senders import sender_of
@@ -61,12 +61,14 @@ def make_app(site: Site, routes: tuple[Route, ...] = ROUTES) -> Starlette:
         answer = pages.endpoint(route)
         endpoint = answer if route.method == "GET" else pages.taking_form(answer)
         endpoints.append(Endpoint(route.path, endpoint, methods=[route.method]))
-    return Starlette(
+    app = Starlette(
         routes=endpoints,
         middleware=[Middleware(Guard, front=site.front)],
         exception_handlers={HTTPException: pages.http_error},
         lifespan=pages.serving,
     )
+    app.router.redirect_slashes = False  # it would send browsers to the scheme that a proxy speaks with us
+    return app
 
 
 class _Pages:
@@ -286,7 +288,7 @@ class _Pages:
 
     def _error(self, request: Request, status: int, title: str, text: str) -> Response:
         text = rendering.mask_passwords(text)
-        if request.scope.get("headgate.is_json") or request.url.path.endswith(".json"):
+        if request.scope.get("headgate.is_json", is_of_program(request)):
             return JSONResponse({"error": text}, status_code=status)
         return self._html(request, "error.html", title, {"text": text}, status=status, lives=False)
 

@@ -11,12 +11,11 @@
 
 from __future__ import annotations
 
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -138,9 +137,14 @@ class Endpoint(Route):
         return match, found
 
 
+def is_of_program(request: Request) -> bool:
+    """Whether a program asks for JSON: a browser may ask for a page whose name ends like that."""
+    return request.url.path.endswith(".json") and "text/html" not in request.headers.get("accept", "")
+
+
 def to_login(request: Request) -> Response:
     """Send somebody who has not logged in to do so."""
-    if request.url.path.endswith(".json"):
+    if is_of_program(request):
         return JSONResponse({"error": "log in first"}, status_code=401)
     if request.headers.get("hx-request") == "true":
         return Response(status_code=401, headers={"HX-Redirect": LOGIN})
@@ -152,11 +156,8 @@ def to_login(request: Request) -> Response:
 
 def session_of(headers: Headers, cookie: str) -> str:
     """Return the token of the session that a request names; "" if it names none."""
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(cookie)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
+    # Not http.cookies, which stops at the first cookie of another program that is not as it should be.
+    return cookie_parser(headers.get("cookie", "")).get(cookie, "")
 
 
 def _is_from_here(headers: Headers) -> bool:

@@ -6,6 +6,7 @@ that is listed as a proxy: whoever reaches the pages in another way may write in
 
 from __future__ import annotations
 
+import re
 import secrets
 from ipaddress import ip_address
 
@@ -17,6 +18,7 @@ from headgate.supervisor.metrics.address import Network, is_loopback, plain_addr
 
 NAME_CHARS_MAX = 400  # of a user that a proxy names
 HOPS_MAX = 20  # of X-Forwarded-For
+_WITH_PORT = re.compile(r"([0-9.]+):[0-9]+|\[([^]]+)\](?::[0-9]+)?")  # as some proxies write an address
 
 
 class BadSender(Exception):
@@ -77,11 +79,13 @@ class Front(msgspec.Struct, frozen=True):
         hops = [hop.strip() for line in headers.getlist("x-forwarded-for") for hop in line.split(",")][-HOPS_MAX:]
         found = peer
         for hop in reversed(hops):
+            with_port = _WITH_PORT.fullmatch(hop)
+            address = hop if with_port is None else with_port[1] or with_port[2]
             try:
-                ip_address(hop)
+                ip_address(address)
             except ValueError:
                 break  # nothing beyond it can be known
-            found = plain_address(hop)
+            found = plain_address(address)
             if not self._is_proxy(found):
                 break
         return found

@@ -15,7 +15,7 @@ import structlog
 from headgate.store.db.engine import database_name, open_engine
 from headgate.store.db.schema import require_current
 from headgate.store.db.secrets import Secrets
-from headgate.store.errors import DatabaseAway
+from headgate.store.errors import DatabaseAway, DatabaseBusy
 from headgate.store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -41,9 +41,9 @@ class Stores:
 
     @contextmanager
     def one(self) -> Generator[Store]:
-        """Lend a store for one request. Raises `DatabaseAway` if all are in use for too long."""
+        """Lend a store for one request. Raises `DatabaseBusy` if all are in use for too long."""
         if not self._free.acquire(timeout=WAIT_S_MAX):
-            raise DatabaseAway("the database", f"{STORES_MAX} pages are being made already")
+            raise DatabaseBusy(database_name(self.engine), f"{STORES_MAX} pages are being made already")
         try:
             store = self._current() or Store(self.engine, secrets=Secrets.none())
             try:

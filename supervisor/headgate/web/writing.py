@@ -7,9 +7,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from headgate.store.access.audit import Actor
-from headgate.store.db.engine import open_engine
+from headgate.store.db.engine import database_name, open_engine
 from headgate.store.db.secrets import Secrets
-from headgate.store.errors import DatabaseAway
+from headgate.store.errors import DatabaseBusy
 from headgate.store.store import Store
 
 WRITERS_MAX = 4  # at a time; pages that only read have connections of their own
@@ -28,11 +28,12 @@ class Writer:
     def store(self, actor: Actor | None, *, wait_s: float = WAIT_S_MAX) -> Generator[Store]:
         """Lend a store whose verbs are recorded as acts of this user; with None only sessions may be written.
 
-        Raises `DatabaseAway` if `WRITERS_MAX` are in use for longer than ``wait_s``.
+        Raises `DatabaseBusy` if `WRITERS_MAX` are in use for longer than ``wait_s``.
         A file that is missing is not made.
         """
         if not self._free.acquire(timeout=wait_s):
-            raise DatabaseAway("the database", f"{WRITERS_MAX} users are changing something already")
+            name = database_name(open_engine(self._url, creates=False))
+            raise DatabaseBusy(name, f"{WRITERS_MAX} users are changing something already")
         try:
             engine = open_engine(self._url, creates=False)
             try:

@@ -11,7 +11,7 @@ import structlog.testing
 from tests.supervisor.executors.workers_harness import Author, Parser, closing
 
 from headgate.supervisor.executors import file_parser as parsing
-from headgate.supervisor.executors import single
+from headgate.supervisor.executors import processes, single
 
 GOOD = "with DAG('d'):\n    PythonOperator(task_id='t', python_callable=wait_for_ever)\n"
 
@@ -62,6 +62,22 @@ def test_an_endless_file_is_ended_and_shown_where_it_hangs(author: Author, parse
     good = parser.parse(author.write(GOOD, "good.py"))
     assert good.dags
     assert parser.spawned == 2
+
+
+def test_a_file_that_takes_too_much_memory_is_ended_and_the_limit_named(
+    author: Author, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "LOOK_INTERVAL_S", 0.05)
+    with closing(Parser(tmp_path, memory_max_bytes=200 * 2**20)) as parser:
+        parsed = parser.parse(author.write("held = bytearray(300 * 2**20)\nwait_for_ever()"))
+        assert re.fullmatch(
+            r"the process that parsed it used \d+ MiB of memory with what it has started; the limit is 200 MiB "
+            r"\(worker_memory_max_mib\)",
+            parsed.error,
+        )
+        assert parser.parse(author.write("held = bytearray(150 * 2**20)\n" + GOOD)).dags
+        assert parser.parse(author.write(GOOD, "good.py")).dags
+        assert parser.spawned == 3, "one that keeps so much is replaced"
 
 
 def test_what_a_file_prints_says_which_file(author: Author, parser: Parser) -> None:

@@ -19,7 +19,7 @@ from headgate.protocol.messages.worker import AssetEvent
 from headgate.protocol.values import decode_value, encode_value
 from headgate.supervisor.children import worker as worker_module
 from headgate.supervisor.children.process import scrub, start_worker
-from headgate.supervisor.executors import local
+from headgate.supervisor.executors import local, processes
 from headgate.supervisor.executors.base import StepLost
 from headgate.worker import steps
 from headgate.worker.steps import find_task
@@ -411,7 +411,7 @@ def test_a_worker_has_no_database_and_no_key(author: Author, pool: Pool, monkeyp
 def test_a_stopped_worker_is_told_in_the_log(
     author: Author, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local, "LOOK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(processes, "LOOK_INTERVAL_S", 0.05)
     monkeypatch.setattr(local, "STOPPED_S", 0.1)
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(local.log, "warning", lambda event, **fields: told.append({"event": event, **fields}))

@@ -187,12 +187,15 @@ class Pool(Loop):
 class Parser(Loop):
     """A loop around a `FileParser`."""
 
-    def __init__(self, folder: Path, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self, folder: Path, *, frame_bytes_max: int = FRAME_BYTES_MAX, memory_max_bytes: int | None = None
+    ) -> None:
         super().__init__()
         self.parser = FileParser(
             self.selector,
             self.spawn,
             timeout_s=PARSE_S_MAX,
+            memory_max_bytes=memory_max_bytes,
             settings=WorkerSettings(frame_bytes_max, (str(folder),)),
             on_record=lambda file, record: self.records.append((file, record)),
             on_output=lambda file, line: self.output.append((file, line)),

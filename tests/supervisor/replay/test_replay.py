@@ -281,6 +281,8 @@ def test_a_log_whose_beginning_was_rotated_away_is_taken_up_at_the_first_hello(t
     result = assert_clean(files[3:])
     assert result.skipped > 0
     assert (result.runners, result.rows) == (1, 20)
+    with pytest.raises(LogIncomplete, match=r"all of its \d+ frames come before the first Hello"):
+        replayed(files[-2:])
     with pytest.raises(LogIncomplete, match="is part 5 of a log, and the file before it is part 3"):
         replayed([*files[:4], *files[5:]])
 

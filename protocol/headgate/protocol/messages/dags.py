@@ -238,6 +238,8 @@ def id_problem(name: str) -> str | None:
     """Return the problem with a dag_id or task_id, or None. Letters, digits, ``_``, ``-`` and ``.`` are allowed."""
     if not name:
         return "is empty"
+    if name in (".", ".."):
+        return f"{name!a} has another meaning in the address of a page"
     if len(name) > ID_CHARS_MAX:
         return f"{name[:60]!a}... has {len(name)} characters; the limit is {ID_CHARS_MAX}"
     if not all(character.isalnum() or character in "_-." for character in name):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 import msgspec
 import typer
 
-from headgate.cli.invocation import CommandError, invocation, user_name
+from headgate.cli.invocation import CommandError, invocation, standard_input, user_name
 from headgate.cli.lists import (
     ID_MAX,
     JsonOption,
@@ -282,7 +282,7 @@ def edit(
 
 def _read(file: Path) -> str:
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text()
+        return standard_input().read() if str(file) == "-" else file.read_text()
     except UnicodeDecodeError as exc:
         raise CommandError(f"--payload-file: {file} is not text in UTF-8: {exc.reason}", exit_code=2) from exc
 

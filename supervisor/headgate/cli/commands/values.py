@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.invocation import CommandError, invocation
+from headgate.cli.invocation import CommandError, invocation, standard_input
 from headgate.cli.lists import JsonOption, print_record, print_structs
 from headgate.protocol.uris import masked_uri, parse_uri
 from headgate.scheduling.words import counted
@@ -136,7 +136,7 @@ def _value(text: str) -> bytes:
     from headgate.store.tasks.values import VALUE_BYTES_MAX
 
     # One byte and a line end more than may be stored: enough for the store to see that it is too long.
-    data = sys.stdin.buffer.read(VALUE_BYTES_MAX + 2)
+    data = standard_input().buffer.read(VALUE_BYTES_MAX + 2)
     data = data.removesuffix(b"\n")
     try:
         data.decode()

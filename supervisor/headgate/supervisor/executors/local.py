@@ -53,9 +53,7 @@ WORKER_STEPS_MAX: Final = 1000  # then the worker is replaced, which bounds what
 RECALL_ANSWER_MAX_S: Final = 10.0
 STEPS_A_LOOK: Final = 16  # that a worker has ended, between two looks at its memory while it has others to run
 END_GRACE_S: Final = 10.0  # for a step's `finally` blocks, once it is told to end
-LOOK_INTERVAL_S: Final = 2.0  # between two looks at the memory of workers that run a step
 STOPPED_S: Final = 10.0  # a worker stopped for longer is reported in the log
-RETIRE_SHARE: Final = 0.5  # of the memory limit: an idle worker that holds more is replaced, before a step pays for it
 
 OnRecord = Callable[[Step | None, dict[str, Any]], object]
 OnOutput = Callable[[Step | None, str], object]
@@ -106,7 +104,7 @@ class LocalExecutor:
         self._events: list[ExecutorEvent] = []
         self._early_deaths = Backoff(RESPAWN_WAIT_S, RESPAWN_WAIT_MAX_S)  # of workers that were ready and ran no step
         self._look_at = float("inf")
-        self._oom_kills = processes.OomKills(clock, LOOK_INTERVAL_S)
+        self._oom_kills = processes.OomKills(clock, processes.LOOK_INTERVAL_S)
         self._is_draining = False
         self._start_workers()  # the first one, so that the first step finds it warm
 
@@ -329,7 +327,7 @@ class LocalExecutor:
         if len(member.given) == 1:
             self._begin_first(member)
         if len(self._running) == 1:
-            self._look_at = self._clock() + LOOK_INTERVAL_S
+            self._look_at = self._clock() + processes.LOOK_INTERVAL_S
 
     def _begin_first(self, member: Member) -> None:
         """The worker begins the first of its steps now, if it has not before."""
@@ -428,7 +426,7 @@ class LocalExecutor:
             return  # it was told to end, or was looked at a moment ago
         limit = self._memory_max_bytes
         use = None if limit is None else member.worker.process.statistics()
-        is_fat = limit is not None and use is not None and use.rss_bytes > limit * RETIRE_SHARE
+        is_fat = limit is not None and use is not None and use.rss_bytes > limit * processes.RETIRE_SHARE
         member.is_old = member.is_old or is_fat or member.steps >= (self._steps_max or WORKER_STEPS_MAX)
         if member.is_old and not member.given and not member.recalls:
             member.retire()
@@ -485,16 +483,12 @@ class LocalExecutor:
 
     def _look(self, now: float) -> None:
         """Check the memory of busy workers, and whether one is stopped."""
-        self._look_at = now + LOOK_INTERVAL_S
+        self._look_at = now + processes.LOOK_INTERVAL_S
         busy = {member.worker.pid: member for member in self._running.values()}
         for pid, use in processes.uses(busy.keys()).items():
             member = busy[pid]
-            limit = self._memory_max_bytes
-            if limit is not None and use.rss_bytes > limit and not member.limit_text:
-                self._kill_for(
-                    member,
-                    f"the worker and what it has started used {use.rss_bytes / 2**20:,.0f} MiB of memory; "
-                    f"the limit is {limit / 2**20:,.0f} MiB (worker_memory_max_mib)",
-                )
+            excess = processes.excess(use, self._memory_max_bytes)
+            if excess and not member.limit_text:
+                self._kill_for(member, f"the worker {excess}")
             if member.has_stood_for(STOPPED_S, now, is_stopped=use.is_stopped):
                 log.warning("a worker is stopped (SIGSTOP), and its step with it", pid=pid, **names_of(member.step))

@@ -6,9 +6,13 @@ import contextlib
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import psutil
+
+LOOK_INTERVAL_S: Final = 2.0  # between two looks at the memory of workers that run something
+RETIRE_SHARE: Final = 0.5  # of the memory limit: an idle worker that holds more is replaced, before a step pays for it
 
 
 class SessionUse(msgspec.Struct, frozen=True):
@@ -16,6 +20,14 @@ class SessionUse(msgspec.Struct, frozen=True):
 
     rss_bytes: int
     is_stopped: bool
+
+
+def excess(use: SessionUse, bytes_max: int | None) -> str:
+    """Say that a worker uses more memory than it may; "" if it does not."""
+    if bytes_max is None or use.rss_bytes <= bytes_max:
+        return ""
+    used, limit = (f"{count / 2**20:,.0f} MiB" for count in (use.rss_bytes, bytes_max))
+    return f"used {used} of memory with what it has started; the limit is {limit} (worker_memory_max_mib)"
 
 
 def uses(leaders: Collection[int]) -> dict[int, SessionUse]:

@@ -1,7 +1,7 @@
 """One worker for jobs that are not steps: it does one at a time, each within a limit of time.
 
-A job that takes longer, or that brings its worker down, has failed, with the place where it was; the next job gets a
-new worker.
+A job that takes longer or needs too much memory, or that brings its worker down, has failed, with the place where it
+was; the next job gets a new worker.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headgate.protocol.errors import LocalProtocolError, RemoteProtocolError
 from headgate.protocol.messages.runner import ERROR_CHARS_MAX
 from headgate.protocol.messages.worker import FromWorker, ToWorker, WorkerSettings
 from headgate.supervisor.children.worker import START_FAILURES_MAX, SpawnWorker, Worker, WorkerStarter
+from headgate.supervisor.executors import processes
 
 LINES_KEPT_MAX: Final = 200  # of the output of a job's worker, with its stacks
 OUTPUT_CHARS_MAX: Final = 64 * 1024  # of records and output that are passed on, for one job
@@ -29,8 +30,9 @@ Done = TypeVar("Done")
 class SingleWorker(ABC, Generic[Job, Done]):
     """Does one job at a time. ``timeout_s`` is for one, from when its worker begins with it.
 
-    ``on_record`` and ``on_output`` get the records and the output of a job, and the job, up to `OUTPUT_CHARS_MAX` for
-    each; a subclass says how many were left out. A subclass puts what has come of a job into ``_done``.
+    ``memory_max_bytes`` is for the worker and all that it has started; None is no limit. ``on_record`` and
+    ``on_output`` get the records and the output of a job, and the job, up to `OUTPUT_CHARS_MAX` for each; a subclass
+    says how many were left out. A subclass puts what has come of a job into ``_done``.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class SingleWorker(ABC, Generic[Job, Done]):
         settings: WorkerSettings,
         on_record: Callable[[Job | None, dict[str, Any]], object],
         on_output: Callable[[Job | None, str], object],
+        memory_max_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._starter = WorkerStarter(selector, spawn, self, settings, clock)
@@ -52,7 +55,9 @@ class SingleWorker(ABC, Generic[Job, Done]):
         self._worker: Worker | None = None
         self._job: Job | None = None
         self._is_sent = False
-        self._is_late = False
+        self._memory_max_bytes = memory_max_bytes
+        self._look_at = float("inf")  # at its memory, while a job needs a limit
+        self._ended_for = ""  # the limit for which the worker of this job is killed
         self._is_retiring = False
         self._jobs = 0
         self._lines: deque[str] = deque(maxlen=LINES_KEPT_MAX)
@@ -88,7 +93,7 @@ class SingleWorker(ABC, Generic[Job, Done]):
     def _begin(self, job: Job) -> None:
         assert self._job is None, "one at a time"
         self._job = job
-        self._is_sent = self._is_late = False
+        self._is_sent, self._ended_for = False, ""
         self._lines.clear()
         self._output_chars = self._left_out = 0
         self._go_on()
@@ -103,9 +108,12 @@ class SingleWorker(ABC, Generic[Job, Done]):
         """Return what has come of jobs since the last call."""
         worker = self._worker
         if worker is not None:
-            if self._is_sent and now >= worker.kill_at:
-                self._is_late = True
+            if self._is_sent and now >= worker.kill_at and not self._ended_for:
+                does, _, limit = self._words()
+                self._ended_for = f"it took longer than {self._timeout_s:g} s to {does} ({limit})"
             worker.tick(now)
+            if now >= self._look_at:
+                self._look(worker, now)
         self._go_on()
         done, self._done = self._done, []
         return done
@@ -115,7 +123,7 @@ class SingleWorker(ABC, Generic[Job, Done]):
         if self._done:
             return 0.0
         if self._worker is not None:
-            return self._worker.kill_at
+            return min(self._worker.kill_at, self._look_at)
         return float("inf") if self._job is None else self._starter.start_at
 
     def close(self) -> None:
@@ -144,7 +152,7 @@ class SingleWorker(ABC, Generic[Job, Done]):
         self._end_job(self._job)
         self._worker.kill_at = float("inf")
         self._jobs += 1
-        if self._jobs >= self._jobs_max():
+        if self._jobs >= self._jobs_max() or self._is_fat(self._worker):
             self._jobs = 0
             self._is_retiring = True
             self._worker.retire()
@@ -178,11 +186,8 @@ class SingleWorker(ABC, Generic[Job, Done]):
                 self._end_job(job)
                 self._fail(job, f"no worker can be started to {self._words()[0]} it: {explanation}", "")
         elif job is not None and self._is_sent:
-            _, does, limit = self._words()
-            if self._is_late:
-                error = f"it took longer than {self._timeout_s:g} s to {self._words()[0]} ({limit})"
-            else:
-                error = f"the process that {does} it {explanation.partition('; its last output')[0]}"
+            how = explanation.partition("; its last output")[0]
+            error = self._ended_for or f"the process that {self._words()[1]} it {how}"
             trace = "\n".join(self._lines)[-ERROR_CHARS_MAX:].replace("\0", "\\x00")
             self._end_job(job)
             self._fail(job, error, trace)
@@ -207,7 +212,25 @@ class SingleWorker(ABC, Generic[Job, Done]):
                 self._end_job(job)
                 self._fail(job, f"it cannot be sent to a worker: {error}", "")
                 return
-            self._worker.kill_by(self._clock() + self._timeout_s, f"a job takes too long: {self._words()[2]}")
+            now = self._clock()
+            self._worker.kill_by(now + self._timeout_s, f"a job takes too long: {self._words()[2]}")
+            if self._memory_max_bytes is not None:
+                self._look_at = now + processes.LOOK_INTERVAL_S
+
+    def _look(self, worker: Worker, now: float) -> None:
+        """Kill a worker that uses too much memory for its job."""
+        self._look_at = now + processes.LOOK_INTERVAL_S
+        for use in processes.uses([worker.pid]).values():
+            excess = processes.excess(use, self._memory_max_bytes)
+            if excess and not self._ended_for:
+                self._ended_for = f"the process that {self._words()[1]} it {excess}"
+                worker.process.kill(self._ended_for)
+
+    def _is_fat(self, worker: Worker) -> bool:
+        """Whether it keeps so much memory that the next job could pay for it."""
+        limit = self._memory_max_bytes
+        use = None if limit is None else worker.process.statistics()
+        return limit is not None and use is not None and use.rss_bytes > limit * processes.RETIRE_SHARE
 
     def _has_room_for(self, chars: int) -> bool:
         self._output_chars += chars
@@ -219,4 +242,4 @@ class SingleWorker(ABC, Generic[Job, Done]):
         if self._left_out:
             self._note_left_out(job, self._left_out)
         self._job = None
-        self._is_sent = False
+        self._is_sent, self._look_at = False, float("inf")

@@ -31,7 +31,7 @@ import heapq
 import os
 import re
 import select
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -258,6 +258,7 @@ def _sortable(timestamp: object) -> str:
 # The longest wait of a follower: changes made on another machine do not wake it.
 LOOK_INTERVAL_S: Final = 1.0
 OFFSET_DIGITS_MAX: Final = 18  # in a cursor: no file is longer, and no system call takes more
+TRIES_READ_MAX: Final = 10  # the newest of a task: a page is read as a whole, and its cursor names them all
 FOLLOW_READ_BYTES_MAX: Final = 4 * 1024 * 1024  # of one file in one look
 _CHANGES = inotify_simple.flags.CREATE | inotify_simple.flags.MODIFY | inotify_simple.flags.MOVED_TO
 
@@ -290,7 +291,8 @@ def follow(
             numbers = sorted(_numbers_in(task) | in_segments.keys()) if try_number is None else [try_number]
             for number in numbers:
                 watch.watch(task / str(number))
-                for record in _merged(_new_records(task / str(number), read_files, in_segments.get(number, ()))):
+                parts = parts_in(task / str(number))
+                for record in _merged(_new_records(parts, read_files, in_segments.get(number, ()))):
                     is_anything_new = True
                     yield record | {"try_number": number}
             if is_anything_new:
@@ -320,7 +322,7 @@ class _Followed:
             size = path.stat().st_size
             if size <= bytes_max:
                 return cls(0, bytes_max)
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_opened) as file:
                 data = os.pread(file.fileno(), bytes_max, size - bytes_max)
         except FileNotFoundError:
             return cls(0, bytes_max)
@@ -329,7 +331,7 @@ class _Followed:
     def read(self, path: Path) -> list[bytes]:
         """Return the new lines; none if the file is gone."""
         try:
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_opened) as file:
                 data = os.pread(file.fileno(), self._bytes_max, self.offset)
         except FileNotFoundError:  # a part of an end that was deleted
             return []
@@ -340,12 +342,18 @@ class _Followed:
         return complete.split(b"\n") if complete else []
 
 
-def read_on(folder: Path, name: TryName, cursor: str | None, *, bytes_max: int) -> tuple[list[Record], str]:
-    """Return the records of all tries of a task that follow a cursor, and the cursor behind them.
+def _opened(path: str, flags: int) -> int:
+    """Open a log for pages, which others may read who cannot read what a link leads to; a pipe is not waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
-    Without a cursor, those within the last ``bytes_max`` of each file of its own, and all in segments. ``name`` is that
-    of any try. A cursor says for each file up to which byte it was read: ``1/4.jsonl=1200,2/5.jsonl=80``. Raises
-    `ValueError` for another text, and `OSError` for a log that cannot be read.
+
+def read_on(folder: Path, name: TryName, cursor: str | None, *, bytes_max: int) -> tuple[list[Record], str]:
+    """Return the records of the tries of a task that follow a cursor, and the cursor behind them.
+
+    Without a cursor, those within the last ``bytes_max`` of each file of its newest `TRIES_READ_MAX` tries, and all in
+    segments. ``name`` is that of any try. A cursor says for each file up to which byte it was read:
+    ``1/4.jsonl=1200,2/5.jsonl=80``. If more tries have followed than are read at once, there are more behind the
+    cursor that is returned. Raises `ValueError` for another text, and `OSError` for a log that cannot be read.
     """
     task = folder_of_instance(folder, name)
     offsets = _offsets_of(cursor) if cursor else {}
@@ -356,17 +364,32 @@ def read_on(folder: Path, name: TryName, cursor: str | None, *, bytes_max: int) 
         read_files[path] = _Followed(offset, FOLLOW_READ_BYTES_MAX, is_whole=True)
     segments = set(read_files)
     in_segments, _ = _new_in_segments(folder, name, read_files)
-    for number in sorted(_numbers_in(task) | in_segments.keys()):
-        for path in (path for paths in parts_in(task / str(number)).values() for path in paths.values()):
+    in_files = _tries_behind(offsets, sorted(_numbers_in(task)))
+    for number in sorted({*in_files, *in_segments}):
+        parts = parts_in(task / str(number)) if number in in_files else {}
+        for path in (path for paths in parts.values() for path in paths.values()):
             offset = offsets.get(f"{number}/{path.name}", 0)
             read_files[path] = _Followed(offset, bytes_max) if cursor else _Followed.at_end(path, bytes_max)
-        for record in _merged(_new_records(task / str(number), read_files, in_segments.get(number, ()))):
+        for record in _merged(_new_records(parts, read_files, in_segments.get(number, ()))):
             found.append(record | {"try_number": number})
+    kept = {*segments, *(path for path in read_files if path.parent.name in map(str, in_files[-TRIES_READ_MAX:]))}
     behind = (
         f"{MAP_FOLDER if path in segments else path.parent.name}/{path.name}={followed.offset}"
         for path, followed in read_files.items()
+        if path in kept
     )
     return found, ",".join(behind)
+
+
+def _tries_behind(offsets: Mapping[str, int], numbers: list[int]) -> list[int]:
+    """Return the tries that are read behind a cursor: those that it has, and as many new ones; the newest without it.
+
+    A cursor has the newest `TRIES_READ_MAX` that were read: earlier ones have ended, and log nothing more.
+    """
+    known = [int(folder) for folder in (name.partition("/")[0] for name in offsets) if folder != MAP_FOLDER]
+    if not known:
+        return numbers[-TRIES_READ_MAX:]
+    return [number for number in numbers if number >= min(known)][: 2 * TRIES_READ_MAX]
 
 
 def _offsets_of(cursor: str) -> dict[str, int]:
@@ -407,11 +430,13 @@ def _new_in_segments(
 
 
 def _new_records(
-    folder: Path, read_files: dict[Path, _Followed], in_segments: Iterable[list[bytes]] = ()
+    parts: Mapping[int, Mapping[int, Path]],
+    read_files: dict[Path, _Followed],
+    in_segments: Iterable[list[bytes]] = (),
 ) -> list[Iterator[Record]]:
     of_files: list[Iterable[bytes]] = [
         chain.from_iterable(read_files.setdefault(path, _Followed()).read(path) for path in paths.values())
-        for paths in parts_in(folder).values()
+        for paths in parts.values()
     ]
     return [
         iter([record for record in map(record_of, lines) if BEFORE_FIELD not in record])

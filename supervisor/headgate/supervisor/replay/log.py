@@ -20,7 +20,11 @@ from headgate.protocol.messages.runner import Hello
 
 
 class LogIncomplete(Exception):
-    """The files are not one complete log: one is missing in the middle, or two supervisors wrote them at once."""
+    """The files are not one complete log.
+
+    One is missing in the middle, two supervisors wrote them at once, or there is nothing behind a beginning that is
+    missing.
+    """
 
 
 @dataclass(frozen=True, slots=True)

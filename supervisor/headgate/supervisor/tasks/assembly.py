@@ -111,12 +111,16 @@ def _of_workers(settings: Settings) -> WorkerSettings:
 
 
 def _limits(settings: Settings) -> dict[str, Any]:
-    mib = settings.worker_memory_max_mib
     return {
-        "memory_max_bytes": None if mib is None else mib * 1024**2,
+        "memory_max_bytes": _memory_max_bytes(settings),
         "load_timeout_s": settings.dag_parse_timeout_s,
         "end_grace_s": settings.worker_grace_s,
     }
+
+
+def _memory_max_bytes(settings: Settings) -> int | None:
+    mib = settings.worker_memory_max_mib
+    return None if mib is None else mib * 1024**2
 
 
 def _parser(
@@ -126,6 +130,7 @@ def _parser(
         selector,
         spawn,
         timeout_s=settings.dag_parse_timeout_s,
+        memory_max_bytes=_memory_max_bytes(settings),
         settings=of_workers,
         on_record=lambda file, record: relay({"dag_file": file, **record}),
         on_output=lambda file, line: log.info("output of a DAG file", line=line, file=file),
