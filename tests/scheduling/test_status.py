@@ -142,6 +142,13 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
     ),
     (
         "attention",
+        "logs_unwritten",
+        StatusFacts(UP, unlogged=((UP[0].epoch, "[Errno 28] No space left on device"), (9_999, "of one that is gone"))),
+        "cannot write logs of tasks: [Errno 28] No space left on device",
+        "triggerers list",
+    ),
+    (
+        "attention",
         "runner_ends",
         StatusFacts(
             (

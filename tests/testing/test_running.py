@@ -8,14 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from tests.waiting import wait_until
 
 from headgate.testing import (
     LeftBehind,
@@ -26,7 +24,6 @@ from headgate.testing import (
     TriggerFailed,
     run_trigger,
 )
-from headgate.testing import loop as trial_loop
 from headgate.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from headgate.triggers.file import FileTrigger
 from headgate.triggers.temporal import DateTimeTrigger, TimeDeltaTrigger
@@ -75,32 +72,6 @@ class Silent(_Kwargs):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await trio.sleep_forever()
         yield TriggerEvent()
-
-
-class OneKey(_Kwargs):
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        for number in range(3):
-            yield TriggerEvent(number, key="one")
-        await trio.sleep_forever()
-
-
-class Refused(_Kwargs):
-    may_end, fired = False, 0
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        while not self.may_end:
-            yield TriggerEvent(object())
-            type(self).fired += 1
-
-
-class Deaf(_Kwargs):
-    may_end = False
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        yield TriggerEvent()
-        while not self.may_end:
-            with suppress(trio.Cancelled):
-                await trio.lowlevel.checkpoint()
 
 
 class Returning(_Kwargs):
@@ -422,37 +393,6 @@ def test_one_that_has_fired_earlier_may_return_without_an_event() -> None:
 def test_an_event_after_the_last_one_fails() -> None:
     with pytest.raises(TriggerFailed, match=r"FiredAfterLast: .*TooLong fired an event after"):
         run_trigger(TooLong())
-
-
-def test_events_with_the_key_of_another_are_named_if_there_are_too_few() -> None:
-    with pytest.raises(TooFewEvents, match=r"fired 1 of 2 events within .* \(2 more had the key of an earlier one"):
-        run_trigger(OneKey(), events=2)
-
-
-def test_one_that_goes_on_without_waiting_when_it_is_cancelled_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loop has no moment at which time could be skipped, so real time limits it."""
-    monkeypatch.setattr(trial_loop, "REAL_S_MAX", 0.5)
-    try:
-        with pytest.raises(Misbehaved, match=r"does not end when it is cancelled: not within 0\.5 s of real time"):
-            run_trigger(Deaf(), events=1)
-    finally:
-        Deaf.may_end = True
-
-
-def test_a_trigger_that_was_given_up_accuses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_loop, "REAL_S_MAX", 0.5)
-    try:
-        with pytest.raises(
-            Misbehaved, match=r"not within 0\.5 s of real time; the last .* an event is refused: .*object"
-        ):
-            run_trigger(Refused())
-        monkeypatch.undo()
-        seen = Refused.fired
-        assert run_trigger(OneKey(), events=1) == [TriggerEvent(0, key="one")]
-        wait_until(lambda: Refused.fired > seen, "it still fires")
-        assert run_trigger(OneKey(), events=1) == [TriggerEvent(0, key="one")]
-    finally:
-        Refused.may_end = True
 
 
 def test_silence_fails_when_the_time_is_over() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from types import MappingProxyType, TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 from zoneinfo import ZoneInfo
 
@@ -358,7 +358,7 @@ def collecting(namespace: Mapping[str, Any]) -> Generator[list[DAG]]:
 
 def _is_by_import(namespace: Mapping[str, Any]) -> bool:
     """Whether an ``import`` statement runs, and not just the file with this namespace."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals is not namespace:
         if (frame.f_code.co_filename, frame.f_code.co_name) == _IMPORTING:
             return True

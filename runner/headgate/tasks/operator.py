@@ -431,19 +431,18 @@ class XComArg(Placeholder, Arrows, Mappable):
     def __repr__(self) -> str:
         return f"<XComArg {self.key!r} of {self.operator.task_id!r}>"
 
-    def __str__(self) -> str:
-        # In an f-string too: a command or a path that is put together from it would have this object's name in it.
-        raise TypeError(
-            f"what {self.operator.task_id!r} returns is not known while the file is parsed, so no text can be made of "
-            f"it: give it to a task as an argument, and make the text there"
-        )
+    def _refuse(self, *_: object) -> NoReturn:
+        # A command that is put together from it would have this object's name in it, and a condition is always true.
+        raise self._unknown("has no text and no truth here: give it to a task as an argument")
+
+    __str__ = __format__ = __bool__ = _refuse
 
     def __getitem__(self, key: object) -> NoReturn:
         # Also for `for x in output`, and unpacking.
-        raise TypeError(
-            f"what {self.operator.task_id!r} returns is not known while the file is parsed: take it apart in a task, "
-            f"or push each part with ti.xcom_push(key, value) and take XComArg(task, key)"
-        )
+        raise self._unknown("cannot be taken apart here: do so in a task, or push parts and take XComArg(task, key)")
+
+    def _unknown(self, so: str) -> TypeError:
+        return TypeError(f"what {self.operator.task_id!r} returns is not known while the file is parsed, and {so}")
 
     def resolve(self, context: Context) -> Any:
         """Return the value; None if the task returned None. Raises `XComMissing` if there is none under another key."""

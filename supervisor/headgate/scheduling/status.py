@@ -145,12 +145,14 @@ def _impeded(facts: StatusFacts) -> list[Problem]:
     """Return what supervisors that are alive say of themselves: that they cannot do a duty, or something of it."""
     living = {one.epoch: one for one in alive(facts.supervisors)}
     found: list[Problem] = []
-    for reason, verb, said in (
-        ("supervisor_impeded", "cannot use the database for", facts.impeded),
-        ("scheduling_fails", "does not schedule", facts.passing_over),
-    ):
+    of_each: tuple[tuple[Severity, str, str, Sequence[tuple[int, str]]], ...] = (
+        ("broken", "supervisor_impeded", "cannot use the database for", facts.impeded),
+        ("broken", "scheduling_fails", "does not schedule", facts.passing_over),
+        ("attention", "logs_unwritten", "cannot write logs of tasks:", facts.unlogged),
+    )
+    for severity, reason, verb, said in of_each:
         told = [f"{living[epoch]} {verb} {what}" for epoch, what in said if epoch in living]
-        found += _first_told("broken", reason, told, LIST_SUPERVISORS, others="other supervisor")
+        found += _first_told(severity, reason, told, LIST_SUPERVISORS, others="other supervisor")
     return found
 
 

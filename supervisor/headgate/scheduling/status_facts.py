@@ -141,6 +141,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     overdue: tuple[Overdue, ...] = ()
     away: tuple[BrokerAway, ...] = ()
     impeded: tuple[tuple[int, str], ...] = ()  # supervisors by their epochs, and what they cannot use the database for
+    unlogged: tuple[tuple[int, str], ...] = ()  # and why they cannot write logs of tasks
     passing_over: tuple[tuple[int, str], ...] = ()  # the same, and what has failed in their schedulers
     drifted: tuple[Drifted, ...] = ()
     letters: tuple[Letters, ...] = ()

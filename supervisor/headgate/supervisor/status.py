@@ -31,4 +31,5 @@ def measured(
         runner_ends=runner.ends(),
         dag_folder=None if tasks is None else tasks.dag_folder,
         is_draining=runner.is_last,
+        logs_trouble="" if tasks is None else tasks.logs_trouble(),
     )

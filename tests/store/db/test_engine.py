@@ -64,12 +64,9 @@ def test_what_is_no_url_is_refused_without_showing_it(url: str) -> None:
     assert "hunter2" not in str(told.value)
 
 
-def test_parameters_that_would_change_sqlite_are_refused() -> None:
+def test_parameters_that_would_change_sqlite_and_hosts_are_refused() -> None:
     with pytest.raises(UnsupportedDatabase, match="no parameters"):
         open_engine("sqlite:///x.db?timeout=0")
-
-
-def test_a_sqlite_url_with_two_slashes_is_refused() -> None:
     with pytest.raises(UnsupportedDatabase, match=r"has no host, so three slashes .* sqlite:///path"):
         open_engine("sqlite://x.db")
 

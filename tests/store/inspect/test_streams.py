@@ -119,6 +119,15 @@ def test_a_supervisor_that_cannot_do_all_of_its_duties_is_told(store: Store) -> 
     assert [one.text for one in store.inspect.status() if one.reason == "supervisor_impeded"] == []
 
 
+def test_a_supervisor_that_cannot_write_logs_is_told(store: Store) -> None:
+    publish(store, encode_status(SupervisorStatus(logs_trouble="[Errno 28] No space left on device")))
+    (told,) = [one for one in store.inspect.status() if one.reason == "logs_unwritten"]
+    assert (told.severity, told.text.endswith("cannot write logs of tasks: [Errno 28] No space left on device")) == (
+        "attention",
+        True,
+    )
+
+
 def publish(store: Store, text: str) -> int:
     (lease,) = store.inspect.triggerers()
     store.heartbeat(lease.id, text)

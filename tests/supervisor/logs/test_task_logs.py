@@ -308,9 +308,11 @@ def test_what_a_disk_refuses_is_written_once_it_takes_it_in_order_and_it_is_said
         logs.write(A, at(1, str(number)))
         logs.write(other, at(1, str(number)))
         logs.flush(WITHIN_S)
+    assert "etl" in logs.trouble
     in_the_way.unlink()
     logs.write(A, at(1, "5"))
     logs.close()
+    assert logs.trouble == ""
     assert events(tmp_path, other) == ["0", "1", "2", "3", "4"]
     assert events(tmp_path) == ["0", "1", "2", "3", "4", "5"]
     (began, error), (ended, _) = told

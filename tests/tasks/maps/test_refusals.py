@@ -343,8 +343,8 @@ def test_the_output_of_a_mapped_task_cannot_be_taken_apart_in_the_file() -> None
     with DAG("d"):
         output = f.expand(x=[1])
         assert isinstance(output, XComArg)
-        for text in (str, "{}".format, "%s".__mod__):
-            with pytest.raises(TypeError, match=r"what 'f' returns is not known .* make the text there"):
-                text(output)
+        for made in (str, "{}".format, "%s".__mod__, bool):
+            with pytest.raises(TypeError, match=r"what 'f' returns is not known .* give it to a task as an argument"):
+                made(output)
         with pytest.raises(TypeError, match="what 'f' returns is not known while the file is parsed"):
             list(output)  # type: ignore[call-overload]

@@ -58,7 +58,8 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     ``passed_over``: what its scheduler passes over for a while, because it has failed, and why, each; they are the
     first of ``passed_over_in_all``. ``runner_ends`` is None if no runner has ended of late without being asked to, and
     ``dag_folder`` if it runs no tasks, or has not parsed all of its files.
-    ``is_draining``: it has been asked to stop, and claims nothing any more.
+    ``is_draining``: it has been asked to stop, and claims nothing any more. ``logs_trouble``: why it cannot write logs
+    of tasks; "" if it can.
     """
 
     runner: str = "absent"
@@ -75,6 +76,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     runner_ends: RunnerEnds | None = None
     dag_folder: DagFolder | None = None
     is_draining: bool = False
+    logs_trouble: str = ""
 
     def runner_told(self) -> str:
         """Return how its runner is, in words."""

@@ -105,6 +105,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         away=_away(tx, said),
         impeded=_told(said, lambda status: status.trouble),
         passing_over=_told(said, SupervisorStatus.passed_over_told),
+        unlogged=_told(said, lambda status: status.logs_trouble),
         drifted=tuple(Drifted(*each) for each in drifted(tx, limit=COUNTED_MAX)),
         letters=_letters(tx),
         consumers=_consumers(tx),

@@ -51,6 +51,7 @@ OPEN_FILES_MAX: Final = 128  # descriptors; the one that was not written for the
 SHARES_MAX: Final = 1000  # tries of which it is known how much they have in a segment; others begin anew
 LOSSES_MAX: Final = 1000  # tries with refused lines; of others only the number of lost records is known
 RETRY_WAIT_S: Final = 5.0  # before a disk that refused is tried again
+TROUBLE_CHARS_MAX: Final = 300  # of its error, which is published
 FLUSH_WAIT_S: Final = 0.05  # how long the end of a step waits for its log: a healthy disk takes a thousandth of this
 
 # Of a task's record, to be in the supervisor's log as well.
@@ -112,6 +113,11 @@ class TaskLogs:
         """
         is_written = self._writer.flush(within_s, is_stuck=lambda: self._files.is_refused)
         return is_written and not self._files.is_refused
+
+    @property
+    def trouble(self) -> str:
+        """Why lines cannot be written at the moment, in at most `TROUBLE_CHARS_MAX` characters; "" if they can."""
+        return self._files.trouble[:TROUBLE_CHARS_MAX]
 
     def close(self) -> None:
         """Write what is queued, for at most `headgate.supervisor.logs.log_writer.CLOSE_WAIT_S` seconds."""
@@ -204,12 +210,12 @@ class _Files:
         self._held_bytes = 0
         self._lost = 0  # records of tries beyond `LOSSES_MAX`
         self._retry_at = 0.0
-        self._is_failing = False  # from the first refusal until nothing is refused any more
+        self.trouble = ""  # from the first refusal until nothing is refused any more: the error of the first
 
     @property
     def is_refused(self) -> bool:
         """Whether lines that the disk refused are not written yet."""
-        return self._is_failing  # also while they are being written: another thread may ask
+        return bool(self.trouble)  # also while they are being written: another thread may ask
 
     def retry_in_s(self, now: float) -> float | None:
         """Return the seconds until refused lines are tried again; None if there are none."""
@@ -226,8 +232,8 @@ class _Files:
                 self._write(key, lines, now)
             else:
                 self._hold(key, lines)  # behind those that are held already
-        if self._is_failing and not self._refused:
-            self._is_failing = False
+        if self.trouble and not self._refused:
+            self.trouble = ""
             log.info("logs of tasks can be written again", records_lost=self._lost)
             self._lost = 0
 
@@ -252,9 +258,9 @@ class _Files:
         if error is None:
             return
         self._retry_at = now + RETRY_WAIT_S
-        if not self._is_failing:
-            self._is_failing = True
-            log.error("logs of tasks cannot be written; trying again", error=str(error), retry_in_s=RETRY_WAIT_S)
+        if not self.trouble:
+            self.trouble = str(error)
+            log.error("logs of tasks cannot be written; trying again", error=self.trouble, retry_in_s=RETRY_WAIT_S)
         self._hold(key, [*held.lines, *lines], dropped)
 
     def _hold(self, key: _Key, lines: list[bytes], dropped: int = 0) -> None:

@@ -22,8 +22,7 @@ from headgate.protocol.messages.runner import Hello
 class LogIncomplete(Exception):
     """The files are not one complete log.
 
-    One is missing in the middle, two supervisors wrote them at once, or there is nothing behind a beginning that is
-    missing.
+    One is missing in the middle, two supervisors wrote them at once, or all frames were of a beginning that is missing.
     """
 
 

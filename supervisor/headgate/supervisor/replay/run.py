@@ -132,9 +132,8 @@ class _Replay:
             if on_frame is not None:
                 on_frame(item.number)
         if last is None:
-            if self._skipped.skipped:
-                what = f"all of its {self._skipped.skipped:,} frames come before the first Hello"
-                raise LogIncomplete(f"{what}: its beginning is gone")
+            if skipped := self._skipped.skipped:
+                raise LogIncomplete(f"all of its {skipped:,} frames come before the first Hello: its beginning is gone")
             return self._result(None)
         try:
             self._end_supervisor()

@@ -101,6 +101,7 @@ class TaskCore:
             clock=clock,
             figures=self._figures,
         )
+        self._logs = logs
         self._running: dict[str, _Running] = {}
         self._look_at = 0.0
         self._dispatch_at = 0.0  # when tasks may be waiting for workers; infinity: none are
@@ -180,6 +181,10 @@ class TaskCore:
     def dag_folder(self) -> DagFolder | None:
         """What its DAG files are; None before all are parsed."""
         return self._files.told
+
+    def logs_trouble(self) -> str:
+        """Return why logs of tasks cannot be written at the moment; "" if they can."""
+        return self._logs.trouble
 
     def passed_over(self) -> list[tuple[str, str]]:
         """Return what is passed over for a while, because it has failed, and why."""
