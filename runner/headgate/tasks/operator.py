@@ -433,13 +433,13 @@ class XComArg(Placeholder, Arrows, Mappable):
 
     def _refuse(self, *_: object) -> NoReturn:
         # A command that is put together from it would have this object's name in it, and a condition is always true.
-        raise self._unknown("has no text and no truth here: give it to a task as an argument")
+        raise self._unknown("so has no text and no truth: give it to a task as an argument")
 
     __str__ = __format__ = __bool__ = _refuse
 
     def __getitem__(self, key: object) -> NoReturn:
         # Also for `for x in output`, and unpacking.
-        raise self._unknown("cannot be taken apart here: do so in a task, or push parts and take XComArg(task, key)")
+        raise self._unknown("so has no parts: push each part there, by ti.xcom_push, and take XComArg(task, key)")
 
     def _unknown(self, so: str) -> TypeError:
         return TypeError(f"what {self.operator.task_id!r} returns is not known while the file is parsed, and {so}")
