@@ -229,6 +229,16 @@ def test_a_file_that_is_called_like_what_it_imports_is_not_to_be_moved(tmp_path:
     assert parse_file(path).error == "ModuleNotFoundError: No module named 'absent_library'"
 
 
+def test_a_partial_that_is_never_expanded_is_an_error(tmp_path: Path) -> None:
+    begun = "from headgate.tasks import DAG, task\n@task\ndef f(a, b): ...\nwith DAG('d'):\n    p = f.partial(a=1)\n"
+    error = parse_file(write(tmp_path, begun)).error
+    assert (
+        error
+        == "DagMalformed: DAG 'd', task 'f': is partial() alone, and no task: call .expand() or .expand_kwargs() of it"
+    )
+    assert list(load_dags(write(tmp_path, f"{begun}p.expand(b=[1])"))) == ["d"]
+
+
 def test_a_file_that_takes_itself_out_of_the_modules_keeps_its_error(tmp_path: Path) -> None:
     path = write(tmp_path, "import sys\ndel sys.modules[__name__]\nraise ValueError('mine')")
     assert parse_file(path).error == "ValueError: mine"

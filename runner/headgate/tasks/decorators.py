@@ -70,7 +70,7 @@ class TaskFunction(_NamesOfAirflow, Generic[P, R]):
         def make(**over: Any) -> XComArg:
             return MappedFunction(self._kind, self.function, **given, **over).output
 
-        return Partial(make)
+        return Partial(given["task_id"], make)
 
     def expand(self, **over: Any) -> XComArg:
         """Add a mapped task, with an instance for each combination of these values; see `Partial.expand`."""

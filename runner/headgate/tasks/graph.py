@@ -24,6 +24,7 @@ from headgate.triggers.airflow_names import NoOptions
 
 if TYPE_CHECKING:
     from headgate.tasks.groups.groups import TaskGroup
+    from headgate.tasks.maps.operators import Partial
     from headgate.tasks.operator import BaseOperator
 
 # The DAGs and the task groups whose `with` blocks are open, the innermost last; and the DAGs that the file being loaded
@@ -71,6 +72,7 @@ class DAG:
         self.dag_id = dag_id
         self._tasks: dict[str, BaseOperator] = {}
         self._groups: dict[str, TaskGroup] = {}
+        self.partials: list[Partial] = []  # that were made in its `with` block
         self._check_types(
             {"dag_id": dag_id, "description": description},
             {"catchup": catchup, "is_paused_upon_creation": is_paused_upon_creation},
@@ -115,6 +117,13 @@ class DAG:
         _open.set(_open.get()[:-1])
         if kind is None:
             self.to_spec()  # a cycle is reported at the author's line
+
+    def check_expanded(self) -> None:
+        """Raise `DagMalformed` for a `partial` that nobody has expanded: its task would be missing."""
+        for partial in self.partials:
+            if not partial.is_expanded:
+                problem = "is partial() alone, and no task: call .expand() or .expand_kwargs() of it"
+                raise DagMalformed(self.dag_id, partial.task_id, problem)
 
     @property
     def tasks(self) -> Mapping[str, BaseOperator]:

@@ -154,7 +154,7 @@ class BaseOperator(SignalOperator, Arrows):
         def make(**given: Any) -> XComArg:
             return MappedOperator(cls, task_id=task_id, dag=dag, shared=shared, **given).output
 
-        return Partial(make)
+        return Partial(task_id, make)
 
     # --- for authors to override ---
 

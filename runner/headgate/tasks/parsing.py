@@ -108,6 +108,7 @@ def _run(path: str, source: bytes, digest: str) -> dict[str, DAG]:
         raise DagFileRefused(f"{path} makes {len(found)} DAGs; the limit is {DAGS_PER_FILE_MAX}")
     dags: dict[str, DAG] = {}
     for dag in found:
+        dag.check_expanded()
         if dag.dag_id in dags:
             raise DagMalformed(dag.dag_id, None, "is made twice by this file: each DAG needs its own dag_id")
         dags[dag.dag_id] = dag

@@ -245,7 +245,7 @@ class PartialGroup(Partial):
     """
 
     def __init__(self, function: TaskGroupFunction[Any], shared: Mapping[str, Any]) -> None:
-        super().__init__(self._add)
+        super().__init__(function.__name__, self._add)
         self._function = function
         self._shared = shared
 
@@ -257,6 +257,7 @@ class PartialGroup(Partial):
         ``max_iterations`` the gate fails; without ``until`` there are that many iterations. Returns the result of the
         last iteration. Raises `DagMalformed`.
         """
+        self.is_expanded = True
         return self._function.looped(max_iterations, until, self._shared)
 
     def _add(self, **over: Any) -> Any:

@@ -17,7 +17,7 @@ from headgate.protocol.errors import DagMalformed
 from headgate.protocol.messages.dags import NAME_CHARS_MAX, StartTrigger, TaskSpec
 from headgate.protocol.messages.maps import DEFAULT_WINDOW, MapSpec, map_problem
 from headgate.tasks.context import Context
-from headgate.tasks.graph import DAG, detached
+from headgate.tasks.graph import DAG, detached, open_dag
 from headgate.tasks.maps.expansion import OF_TASK, Expansion, InstanceNamer, wanted
 from headgate.tasks.maps.later import LaterValue
 from headgate.tasks.operator import BaseOperator, XComArg
@@ -245,8 +245,12 @@ class Partial:
     ``make`` gets the arguments of an `Expansion`, and returns the output of what is expanded.
     """
 
-    def __init__(self, make: Callable[..., XComArg]) -> None:
+    def __init__(self, task_id: str, make: Callable[..., XComArg]) -> None:
+        self.task_id = task_id
+        self.is_expanded = False
         self._make = make
+        if (dag := open_dag()) is not None:
+            dag.partials.append(self)
 
     def expand(
         self,
@@ -265,6 +269,7 @@ class Partial:
         those of the instance's own arguments that it has parameters for, and returns a short text to name it by.
         Raises `DagMalformed`.
         """
+        self.is_expanded = True
         limits: Any = {"window": window, "fail_fast": fail_fast, "failures_max": failures_max}
         return self._make(over=over, map_index_name=map_index_name, **limits)
 
@@ -278,6 +283,7 @@ class Partial:
         map_index_name: InstanceNamer | None = None,
     ) -> XComArg:
         """Add a mapped task, with an instance for each dict of arguments in ``over``; as `expand` otherwise."""
+        self.is_expanded = True
         limits: Any = {"window": window, "fail_fast": fail_fast, "failures_max": failures_max}
         return self._make(over=None, over_kwargs=over, map_index_name=map_index_name, **limits)
 
