@@ -82,6 +82,15 @@ def test_a_try_without_a_log_is_an_error(call_database: Any, etl: Tasks, home: P
     assert "there is no log of try 7 of a; there are logs of: 1" in called.err
 
 
+def test_a_log_that_was_begun_and_never_written_is_told(call_database: Any, etl: Tasks, home: Path) -> None:
+    write(home, 1, "lost on a full disk")
+    (file,) = (path for path in (home / "logs").rglob("*.jsonl"))
+    file.write_bytes(b"")
+    called = call_database("tasks", "logs", "etl", "r1", "a")
+    assert (called.code, called.out) == (0, "")
+    assert "has no record" in called.err
+
+
 def test_a_task_without_a_log_says_where_it_was_looked_for(call_database: Any, etl: Tasks, home: Path) -> None:
     etl.plan()
     unbegun = call_database("tasks", "logs", "etl", "r1", "a")

@@ -68,7 +68,8 @@ def logs(
                     continue
                 records = task_log_files.read(*names, map_index=ref.map_index)
             of = None if len(refs) == 1 else ref
-            _print_all(records, of, as_json=as_json, wide=wide, with_tries=try_number is None, flush=follow)
+            if not _print_all(records, of, as_json=as_json, wide=wide, with_tries=try_number is None, flush=follow):
+                print(f"headgate: the log of {ref.name} in {folder} has no record", file=sys.stderr)
 
 
 def _missing(store: Store, ref: TaskRef, folder: Path, tries: list[int], try_number: int | None) -> str | None:
@@ -93,12 +94,13 @@ def _print_all(
     wide: bool,
     with_tries: bool,
     flush: bool,
-) -> None:
-    """Print records as they come; ``of`` is the instance they are of, if others follow."""
+) -> int:
+    """Print records as they come, and return their number; ``of`` is the instance they are of, if others follow."""
     begin = "" if of is None else f"{of.name}, "
     index = {} if of is None else {"map_index": of.map_index}
     shown_try: int | None = None
-    for record in records:
+    count = 0
+    for count, record in enumerate(records, 1):
         if as_json:
             sys.stdout.write(json_line({**record, **index}) + "\n")
         else:
@@ -108,6 +110,7 @@ def _print_all(
             _print(record, is_wide=wide)
         if flush:
             sys.stdout.flush()
+    return count
 
 
 def _is_over(store: Store, ref: TaskRef) -> bool:
