@@ -100,7 +100,8 @@ def _print_all(
     index = {} if of is None else {"map_index": of.map_index}
     shown_try: int | None = None
     count = 0
-    for count, record in enumerate(records, 1):
+    for record in records:
+        count += 1
         if as_json:
             sys.stdout.write(json_line({**record, **index}) + "\n")
         else:
