@@ -7,6 +7,7 @@ and the database through ``headgate events list``. The checker (`headgate.testin
 
 from __future__ import annotations
 
+import inspect
 import secrets
 import shutil
 import tempfile
@@ -146,9 +147,13 @@ def _plan_failures(messages: int, windows: int) -> Failing:
 def _instance(
     trigger: BaseTrigger | type[SharedStreamProducer], kwargs: Mapping[str, Any] | None
 ) -> tuple[BaseTrigger, str]:
-    """Return the trigger, or one for the producer, and the folder that it is imported from."""
+    """Return the trigger, or one for the producer, and the folder that it is imported from.
+
+    Raises `TypeError` for kwargs that the producer does not take.
+    """
     if isinstance(trigger, type):
         assert issubclass(trigger, SharedStreamProducer), "give a trigger, or the class of a producer"
+        inspect.signature(trigger).bind(**(kwargs or {}))
         classpath = f"{trigger.__module__}.{trigger.__qualname__}"
         return ProducerTrigger(classpath, dict(kwargs or {})), folder_of(trigger)
     assert kwargs is None, "kwargs are for the class of a producer; a trigger has its own"
