@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     fernet_keys: Annotated[
         str | None,
-        _why("Keys that encrypt triggers' kwargs, comma separated; by default a key file in home."),
+        _why("Keys that encrypt triggers' kwargs, separated by commas or in lines; by default a key file in home."),
     ] = None
     capacity: Annotated[_Count, _why("Triggers one supervisor runs at most; the others take the rest.")] = 1000
     queues: Annotated[

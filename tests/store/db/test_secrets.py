@@ -66,6 +66,13 @@ def test_the_environment_goes_before_the_file_and_makes_none(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("between", [",", ", ", "\n", "\r\n", " "])
+def test_the_setting_has_keys_between_commas_or_in_lines_as_the_file_has(tmp_path: Path, between: str) -> None:
+    first, second = new_key(), new_key()
+    given = Secrets.open(tmp_path, f"{first}{between}{second}\n")
+    assert given.fingerprints == [fingerprint_of(first), fingerprint_of(second)]
+
+
 def test_a_key_file_holds_one_key_a_line(tmp_path: Path) -> None:
     old = Secrets.open(tmp_path, None, makes_file=True)
     token = old.encrypt(b"x")

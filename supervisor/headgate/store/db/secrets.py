@@ -55,14 +55,13 @@ class Secrets:
 
     @classmethod
     def open(cls, home: Path, environment_value: str | None, *, makes_file: bool = False) -> Secrets:
-        """Return the keys of the environment (comma separated), else those of ``home / "fernet.key"`` (one a line).
+        """Return the keys of the environment (see `keys_in`), else those of ``home / "fernet.key"`` (one a line).
 
         If neither exists, and ``makes_file`` is true, the file is created with a new key, readable by its owner only.
         Raises `NoKeyFile` and `UnusableKey`.
         """
         if environment_value is not None:
-            keys = [key.strip() for key in environment_value.split(",")]
-            return cls([key for key in keys if key], source="the setting fernet_keys")
+            return cls(keys_in(environment_value), source="the setting fernet_keys")
         path = home / KEY_FILE_NAME
         try:
             if not path.exists():
@@ -163,6 +162,11 @@ class Secrets:
             raise _unusable(path, error) from error
         self.read_again()
         return fingerprint_of(key)
+
+
+def keys_in(setting: str) -> list[str]:
+    """Return the keys of the setting ``fernet_keys``: separated by commas, or in lines, as a key file has them."""
+    return setting.replace(",", " ").split()
 
 
 def fingerprint_of(key: str | bytes) -> str:

@@ -26,6 +26,7 @@ import structlog
 from sqlalchemy.engine import URL
 
 from headgate.protocol.black_box import BOX_BYTES, Record, read_record
+from headgate.store.db.secrets import keys_in
 from headgate.supervisor.children.isolation import RunAs
 from headgate.supervisor.children.memory_kills import MemoryKills, have_risen, memory_kills
 from headgate.supervisor.config import Settings
@@ -91,12 +92,16 @@ def scrub(environ: Mapping[str, str], *, passed: Iterable[str], secrets: Iterabl
 def environment_of_children(settings: Settings, url: URL) -> dict[str, str]:
     """Return the environment of this process, scrubbed for users' code; ``url`` is that of the database, read."""
     passwords = [password for password in (url.password, *url.normalized_query.get("password", ())) if password]
-    keys = [key.strip() for key in (settings.fernet_keys or "").split(",")]
     return scrub(
         os.environ,
         passed=settings.pass_env,
         # A password may stand alone in a variable, or in another URL of the same database.
-        secrets=(settings.database_url, *keys, *passwords, *(quote(each, safe="") for each in passwords)),
+        secrets=(
+            settings.database_url,
+            *keys_in(settings.fernet_keys or ""),
+            *passwords,
+            *(quote(each, safe="") for each in passwords),
+        ),
     )
 
 
