@@ -424,9 +424,7 @@ class LocalExecutor:
     def _retire_if_old(self, member: Member) -> None:
         if member.is_leaving or (member.given and member.steps % STEPS_A_LOOK):
             return  # it was told to end, or was looked at a moment ago
-        limit = self._memory_max_bytes
-        use = None if limit is None else member.worker.process.statistics()
-        is_fat = limit is not None and use is not None and use.rss_bytes > limit * processes.RETIRE_SHARE
+        is_fat = processes.is_fat(member.worker.process, self._memory_max_bytes)
         member.is_old = member.is_old or is_fat or member.steps >= (self._steps_max or WORKER_STEPS_MAX)
         if member.is_old and not member.given and not member.recalls:
             member.retire()

@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 import psutil
 
+from headgate.supervisor.children.process import ChildProcess
+
 LOOK_INTERVAL_S: Final = 2.0  # between two looks at the memory of workers that run something
 RETIRE_SHARE: Final = 0.5  # of the memory limit: an idle worker that holds more is replaced, before a step pays for it
 
@@ -28,6 +30,14 @@ def excess(use: SessionUse, bytes_max: int | None) -> str:
         return ""
     used, limit = (f"{count / 2**20:,.0f} MiB" for count in (use.rss_bytes, bytes_max))
     return f"used {used} of memory with what it has started; the limit is {limit} (worker_memory_max_mib)"
+
+
+def is_fat(process: ChildProcess, bytes_max: int | None) -> bool:
+    """Whether a worker keeps so much memory that what it runs next could pay for it."""
+    if bytes_max is None:
+        return False
+    use = process.statistics()
+    return use is not None and use.rss_bytes > bytes_max * RETIRE_SHARE
 
 
 def uses(leaders: Collection[int]) -> dict[int, SessionUse]:

@@ -152,7 +152,7 @@ class SingleWorker(ABC, Generic[Job, Done]):
         self._end_job(self._job)
         self._worker.kill_at = float("inf")
         self._jobs += 1
-        if self._jobs >= self._jobs_max() or self._is_fat(self._worker):
+        if self._jobs >= self._jobs_max() or processes.is_fat(self._worker.process, self._memory_max_bytes):
             self._jobs = 0
             self._is_retiring = True
             self._worker.retire()
@@ -225,12 +225,6 @@ class SingleWorker(ABC, Generic[Job, Done]):
             if excess and not self._ended_for:
                 self._ended_for = f"the process that {self._words()[1]} it {excess}"
                 worker.process.kill(self._ended_for)
-
-    def _is_fat(self, worker: Worker) -> bool:
-        """Whether it keeps so much memory that the next job could pay for it."""
-        limit = self._memory_max_bytes
-        use = None if limit is None else worker.process.statistics()
-        return limit is not None and use is not None and use.rss_bytes > limit * processes.RETIRE_SHARE
 
     def _has_room_for(self, chars: int) -> bool:
         self._output_chars += chars

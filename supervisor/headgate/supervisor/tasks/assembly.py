@@ -93,7 +93,11 @@ def task_part(
             store.tasks,
             look_s=settings.dags_look_s,
         ),
-        Decisions(store.scheduling, _deciders(selector, spawn, of_workers, on_record, on_output), task_logs),
+        Decisions(
+            store.scheduling,
+            _deciders(selector, spawn, of_workers, _memory_max_bytes(settings), on_record, on_output),
+            task_logs,
+        ),
         task_logs,
         queues=settings.queues,
         times=TaskTimes(look_s=settings.poll_interval_s, healthy_s=settings.respawn_healthy_s),
@@ -141,12 +145,19 @@ def _deciders(
     selector: selectors.BaseSelector,
     spawn: SpawnWorker,
     settings: WorkerSettings,
+    memory_max_bytes: int | None,
     on_record: Callable[[DecideSignals | None, dict[str, Any]], object],
     on_output: Callable[[DecideSignals | None, str], object],
 ) -> Deciders:
     def make() -> Decider:
         return Decider(
-            selector, spawn, timeout_s=DECISION_S_MAX, settings=settings, on_record=on_record, on_output=on_output
+            selector,
+            spawn,
+            timeout_s=DECISION_S_MAX,
+            settings=settings,
+            memory_max_bytes=memory_max_bytes,
+            on_record=on_record,
+            on_output=on_output,
         )
 
     return Deciders(make)
