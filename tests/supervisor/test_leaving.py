@@ -100,6 +100,9 @@ class LongTask(TaskCore):
         self.ends_at = ends_at
         self.endless_ended = 0
 
+    def logs_trouble(self) -> str:
+        return ""
+
     def end_endless(self, reason: str) -> None:
         self.endless_ended += 1
 

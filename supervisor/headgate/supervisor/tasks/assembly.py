@@ -69,6 +69,7 @@ def task_part(
         task_logs.begun(name_of(step), step.next_method)
 
     of_workers = _of_workers(settings)
+    deciders = _deciders(selector, spawn, of_workers, _memory_max_bytes(settings), on_record, on_output)
     pool_of = partial(
         LocalExecutor,
         selector,
@@ -93,11 +94,7 @@ def task_part(
             store.tasks,
             look_s=settings.dags_look_s,
         ),
-        Decisions(
-            store.scheduling,
-            _deciders(selector, spawn, of_workers, _memory_max_bytes(settings), on_record, on_output),
-            task_logs,
-        ),
+        Decisions(store.scheduling, deciders, task_logs),
         task_logs,
         queues=settings.queues,
         times=TaskTimes(look_s=settings.poll_interval_s, healthy_s=settings.respawn_healthy_s),
