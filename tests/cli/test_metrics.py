@@ -9,7 +9,7 @@ from tests.cli.conftest import Call
 
 from headgate.supervisor.metrics.address import parse_address
 from headgate.supervisor.metrics.asking import Loop, Report
-from headgate.supervisor.metrics.catalogue import ALL, OF_SIGNAL_SERVERS
+from headgate.supervisor.metrics.catalogue import ALL, OF_SIGNAL_SERVERS, READY
 from headgate.supervisor.metrics.endpoint import Endpoint
 from headgate.supervisor.metrics.figures import Figures, Snapshot
 
@@ -38,9 +38,8 @@ def test_health_asks_the_supervisor_of_these_settings(
     call: Call, monkeypatch: pytest.MonkeyPatch, is_ready: bool, code: int
 ) -> None:
     figures = Figures()
-    report = Report(
-        Snapshot(figures.counts(), figures.histograms(), {}), {"runner": (is_ready, "the runner is absent")}
-    )
+    snapshot = Snapshot(figures.counts(), figures.histograms(), {})
+    report = Report(snapshot, {"runner": (is_ready, "the runner is absent")}, READY)
     loop = Loop(lambda: loop.answer(report))
     served = Endpoint(parse_address("127.0.0.1:0"), loop)
     try:

@@ -50,4 +50,4 @@ class Health:
             gauges[catalogue.SIGNALS_MEMORY.name, ()] = statistics.rss_bytes
             counts[catalogue.SIGNALS_CPU.name, ()] = statistics.cpu_s
         snapshot = Snapshot(counts, self._figures.histograms(), gauges, database, catalogue.OF_SIGNAL_SERVERS)
-        return Report(snapshot, checks)
+        return Report(snapshot, checks, catalogue.SIGNALS_READY)

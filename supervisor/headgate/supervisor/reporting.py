@@ -167,9 +167,8 @@ class Reporter:
                 gauges[catalogue.MEMORY.name, (process,)] = statistics.rss_bytes
         self._look_at_database(now)
         gauges |= self._of_database
-        return Report(
-            Snapshot(counts, self._figures.histograms(), gauges, self._store.database.engine.dialect.name), checks
-        )
+        kind = self._store.database.engine.dialect.name
+        return Report(Snapshot(counts, self._figures.histograms(), gauges, kind), checks, catalogue.READY)
 
     def _checks(self, now: float) -> dict[str, tuple[bool, str]]:
         leases, runner = self._core.leases, self._core.runner

@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 import pytest
 from tests.waiting import WITHIN_S
 
-from headgate.supervisor.metrics import asking, endpoint
+from headgate.supervisor.metrics import asking, catalogue, endpoint
 from headgate.supervisor.metrics.address import parse_address
 from headgate.supervisor.metrics.asking import Loop, Report
 from headgate.supervisor.metrics.endpoint import Endpoint
@@ -33,7 +33,9 @@ class Answering:
         self.asked += 1
         if self.checks is not None:
             figures = Figures()
-            self.loop.answer(Report(Snapshot(figures.counts(), figures.histograms(), {}), self.checks))
+            gauges = {(catalogue.READY.name, ()): 1.0, (catalogue.DATABASE_AWAY.name, ()): 70.0}
+            snapshot = Snapshot(figures.counts(), figures.histograms(), gauges)
+            self.loop.answer(Report(snapshot, self.checks, catalogue.READY))
 
 
 @pytest.fixture
@@ -91,6 +93,21 @@ def test_a_loop_that_is_busy_is_told_of_and_is_alive(
     status, body = get(served, "/readyz")
     assert (status, json.loads(body)["ready"]) == (503, False)
     assert get(served, "/livez") == (200, "ok\n")
+
+
+def test_what_a_busy_loop_said_last_is_repeated_as_unready_so_that_alerts_go_on(
+    answering: Answering, served: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "headgate_ready 1.0" in get(served, "/metrics")[1].splitlines()
+    monkeypatch.setattr(asking.Loop.ask, "__defaults__", (0.01,))
+    answering.checks = None
+    for _ in range(2):
+        status, body = get(served, "/metrics")
+        assert status == 200
+        assert {"headgate_ready 0.0", "headgate_database_away_seconds 70.0"} <= set(body.splitlines())
+    assert get(served, "/readyz")[0] == 503
+    answering.checks = WELL
+    assert "headgate_ready 1.0" in get(served, "/metrics")[1].splitlines()
 
 
 def test_a_loop_that_does_not_turn_any_more_is_not_alive(answering: Answering, served: Endpoint) -> None:

@@ -1,7 +1,8 @@
 """How threads ask a loop, a supervisor's or that of a server of signals, how it is, and whether it turns at all.
 
 A report is made by the loop between two turns, only while somebody waits for one: so what it says is true now, and a
-process that nobody asks computes nothing. Whether the loop turns is read from one number, without asking it.
+process that nobody asks computes nothing. Whether the loop turns is read from one number, without asking it. If it is
+busy, scrapes get what it said last, as unready: series that end would end the alerts about them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from headgate.supervisor.metrics.catalogue import Metric
 from headgate.supervisor.metrics.figures import Snapshot
 
 REPORT_WAIT_S = 5.0  # a turn of the loop may store a slice, or wait for a database that hangs
@@ -20,15 +22,24 @@ TURN_MAX_S = 60.0  # a turn that takes longer is not one that waits for the data
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What the loop says of itself: ``checks`` by name, each with whether it holds and a few words."""
+    """What the loop says of itself: ``checks`` by name, each with whether it holds and a few words.
+
+    ``ready`` is the gauge that says whether all do.
+    """
 
     snapshot: Snapshot
     checks: Mapping[str, tuple[bool, str]]
+    ready: Metric
 
     @property
     def is_ready(self) -> bool:
         """Whether all checks hold."""
         return all(holds for holds, _ in self.checks.values())
+
+    def as_unready(self) -> Report:
+        """Return it with its gauge at 0."""
+        gauges = {**self.snapshot.gauges, (self.ready.name, ()): 0.0}
+        return msgspec.structs.replace(self, snapshot=msgspec.structs.replace(self.snapshot, gauges=gauges))
 
 
 def database_check(away_s: float, reason: str) -> tuple[bool, str]:
@@ -74,6 +85,11 @@ class Loop:
             if self._changed.wait_for(lambda: self._answered >= number, wait_s):
                 return self._report
         return None
+
+    def said_last(self) -> Report | None:
+        """Return its last report as that of a loop that is not ready, None if it has made none."""
+        report = self._report
+        return None if report is None else report.as_unready()
 
     def turns_for_s(self) -> float:
         """Return for how long the current turn has lasted; 0 while the loop waits."""

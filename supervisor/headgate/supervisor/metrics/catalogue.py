@@ -68,7 +68,7 @@ def _listed(metric: Metric) -> Metric:
 
 
 # --- the supervisor ---
-READY = _gauge("ready", "1 if all checks of /readyz hold.")
+READY = _gauge("ready", "1 if all checks of /readyz hold; 0 as well while the loop is busy, and all else is as it was.")
 CHECK = _gauge(
     "check",
     "1 if a check of /readyz holds.",
@@ -107,14 +107,16 @@ STREAM_SUBSCRIBERS = _gauge(
     "stream_subscribers", "Triggers that read it.", stream=STREAM_NAMES, state=("online", "absent")
 )
 STREAM_HELD = _gauge(
-    "stream_held_seconds", "How long nothing has been pulled because of a subscriber; 0 if it is.", stream=STREAM_NAMES
+    "stream_held_seconds",
+    "How long nothing has been pulled because of a subscriber or its broker; 0 if it is.",
+    stream=STREAM_NAMES,
 )
 STREAM_OLDEST = _gauge(
     "stream_oldest_seconds", "Age of the oldest message that is handed out and not advanced.", stream=STREAM_NAMES
 )
 STREAM_DRIFT = _gauge(
     "stream_drift",
-    "Whether its broker is where headgate left it: 0, 2 if it went back, 3 if others have moved it; until accepted.",
+    "Whether its broker is where headgate left it: 0, 1 if it is behind, 2 if it went back, 3 if messages may be lost.",
     stream=STREAM_NAMES,
 )
 STREAM_ADVANCED = _counter(
@@ -129,7 +131,7 @@ STREAM_ENDS = _counter("stream_ends", "Times that it ended by an error and is op
 EVENTS_STORED = _counter("events_stored", "Events stored for the first time.")
 EVENTS_REDELIVERED = _counter("events_redelivered", "Events that came again and were stored already.")
 EVENTS_REFUSED = _counter(
-    "events_refused", "Events that became dead letters instead.", by=("runner", "database", "difference")
+    "events_refused", "Events and messages that became dead letters instead.", by=("runner", "database", "difference")
 )
 MESSAGES_PASSED_OVER = _counter("messages_passed_over", "Messages that a trigger failed on max_deliveries times.")
 SLICE_SECONDS = _histogram("store_slice_seconds", "One transaction that stores events.")

@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _metrics(self) -> None:
-        report = self.server.loop.ask()
+        report = self.server.loop.ask() or self.server.loop.said_last()
         if report is None:
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, self._busy())
             return
