@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from headgate.protocol.messages.runner import STREAMS_TOLD_MAX, RunnerFigures, StreamFigures
 from headgate.streams import figures as figures_module
+from headgate.streams.figures import ENDED_TOLD_S
 from headgate.streams.identity import identify
 from headgate.triggers.shared_stream import Lag, PollTerminated, SharedStreamManager
 
@@ -92,6 +93,14 @@ async def test_the_outcomes_and_the_error_outlive_the_end_of_a_stream(autojump_c
         with pytest.raises(PollTerminated):
             await anext(subscription)
         await streams.unsubscribe(1, "k")
+        gone = only(streams)  # a scrape finds it, though it may end again as soon as it is opened
+        assert (gone.online, gone.acked, gone.ended, gone.last_error) == (
+            0,
+            1,
+            1,
+            "ConnectionError: the broker has gone",
+        )
+        await trio.sleep(ENDED_TOLD_S)
         assert streams.figures() == RunnerFigures()
         subscribe(streams, Broker())
         stream = only(streams)

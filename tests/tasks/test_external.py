@@ -226,6 +226,16 @@ def test_one_try_begins_one_run_and_the_next_another() -> None:
     assert run_id_of(supervisor) == "triggered__etl__t__mine__try2"
 
 
+def test_each_instance_of_a_mapped_task_begins_a_run_of_its_own() -> None:
+    supervisor, names = Supervisor(), list[str]()
+    with DAG("etl"):
+        mapped = TriggerDagRunOperator.partial(task_id="t", trigger_dag_id="other").expand(conf=[{"m": 1}, {"m": 2}])
+    for index in (0, 1, 1):
+        step(mapped.operator, supervisor, try_number=1, map_index=index)
+        names.append(run_id_of(supervisor))
+    assert names == [f"triggered__etl__t[{index}]__mine__try1" for index in (0, 1, 1)]
+
+
 def test_no_two_tasks_begin_one_run() -> None:
     supervisor = Supervisor()
     names = set()

@@ -228,8 +228,10 @@ class TriggerDagRunOperator(BaseOperator):
 
 
 def _run_id_of(context: Context) -> str:
-    """Return a run_id that is unique to this try of this task."""
-    own = (context["dag_id"], context["run_id"], context["task_id"], str(context["try_number"]))
+    """Return a run_id that is unique to this try of this task, or of this instance of it."""
+    index = context["ti"].map_index
+    task = context["task_id"] if index < 0 else f"{context['task_id']}[{index}]"
+    own = (context["dag_id"], context["run_id"], task, str(context["try_number"]))
     readable = f"triggered__{own[0]}__{own[2]}__{own[1]}__try{own[3]}"
     if len(readable) <= NAME_CHARS_MAX and not any("__" in f"_{own[part]}_" for part in (0, 2)):
         return readable
