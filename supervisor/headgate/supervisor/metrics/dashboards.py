@@ -109,7 +109,10 @@ TRIGGERS = Dashboard(
         Panel("Streams: age of the oldest message in flight", {"{{stream}}": _of(c.STREAM_OLDEST)}, "s"),
         Panel("Streams: messages advanced", {"{{outcome}}": _rate(c.STREAM_ADVANCED, "outcome")}, "ops"),
         Panel("Streams: subscribers", {"{{state}}": f"sum by (state) ({_of(c.STREAM_SUBSCRIBERS)})"}),
-        Panel("Streams whose broker is elsewhere: 2 went back, 3 moved by others", {"{{stream}}": _of(c.STREAM_DRIFT)}),
+        Panel(
+            "Streams whose broker is elsewhere: 2 went back, 3 may have lost messages",
+            {"{{stream}}": _of(c.STREAM_DRIFT)},
+        ),
         Panel("Streams that end by errors", {"{{stream}}": f"increase({_of(c.STREAM_ENDS)}[$__rate_interval])"}),
         Panel(
             "Consumers: age of the oldest event that they have yet to get",
