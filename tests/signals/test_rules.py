@@ -29,6 +29,7 @@ from headgate.signals import (
     one_of,
     starts_with,
 )
+from headgate.signals.versions import UnreadableValue, value_of
 from headgate.tasks import DAG, BaseOperator, BashOperator, Context, task
 from headgate.testing import run_on_signal, run_task
 
@@ -163,6 +164,16 @@ class Gate(Job):
         if signal.value == "bad":
             raise ValueError("bad")
         return RESTART if signal.value > 3 else super().on_signal(signal)
+
+
+def test_the_action_of_a_rule_is_that_of_its_namespace_and_of_values_that_cannot_be_read() -> None:
+    job = Job(task_id="j", signals=[On("k", at_least(1), namespace="other", action=STOP), On("k", action=RESTART)])
+    assert job.on_signal(SignalVersion("k", 1)) == RESTART
+    assert job.on_signal(SignalVersion("k", 1, namespace="other")) == STOP
+    assert job.on_signal(SignalVersion("k", 0, namespace="other")) == SignalAction.NONE
+    unknown = value_of(b'{"$": "of a class that is not here", "v": 1}')
+    assert isinstance(unknown, UnreadableValue)
+    assert job.on_signal(SignalVersion("k", unknown, namespace="other")) == SignalAction.NONE
 
 
 def test_an_operator_that_decides_itself_says_so_in_its_spec() -> None:

@@ -192,14 +192,14 @@ class GrpcSignalService(BaseSignalService):
         ]
         answer = self._call(self._send, pb.SendRequest(signals=news, sender=self._sender))
         return [
-            SignalVersion(one.key, one.value, one.dedup, sent.version, sent.is_new, run=run)
+            SignalVersion(one.key, one.value, one.dedup, sent.version, sent.is_new, run=run, namespace=self.namespace)
             for one, sent in zip(signals, answer.sent, strict=True)
         ]
 
     def list_stored(self, key: str, version: int | None, after: int, limit: int) -> list[SignalVersion]:
         """See `BaseSignalService.list_stored`. Raises `SignalsRefused` and `SignalsUnavailable`."""
         request = pb.ListRequest(key=key, namespace=self.namespace, version=version, after=after, limit=limit)
-        return [_listed(key, one) for one in self._call(self._list, request).signals]
+        return [_listed(key, self.namespace, one) for one in self._call(self._list, request).signals]
 
     def hear(self, key: str, after: int | None, within_s: float) -> Heard:
         """See `BaseSignalService.hear`. Raises `SignalsRefused` and `SignalsUnavailable`."""
@@ -277,7 +277,8 @@ class _Stream:
         ends_at = time.monotonic() + within_s
         while (left_s := ends_at - time.monotonic()) > 0 and (answer := self._next(after, left_s)) is not None:
             # The call may have begun before versions that were listed below.
-            signals = [_listed(self._key, one) for one in answer.signals if one.version > after]
+            of = self._key, self._service.namespace
+            signals = [_listed(*of, one) for one in answer.signals if one.version > after]
             if signals or answer.seen > after:
                 return Heard(signals, max(after, answer.seen))
         # What was under way when the time was over, or is not there: this answer is of now.
@@ -372,7 +373,7 @@ def _named(run: object) -> pb.Run | None:
             raise TypeError(f"run is a tuple of a dag_id and a run_id, not {run!r:.100}")
 
 
-def _listed(key: str, one: pb.Signal) -> SignalVersion:
+def _listed(key: str, namespace: str, one: pb.Signal) -> SignalVersion:
     return SignalVersion(
         key,
         value_of(one.value),
@@ -381,6 +382,7 @@ def _listed(key: str, one: pb.Signal) -> SignalVersion:
         sender=one.sender,
         sent_at=datetime.fromtimestamp(one.sent_at_s, UTC),
         run=(one.run.dag, one.run.run_id) if one.HasField("run") else None,
+        namespace=namespace,
     )
 
 

@@ -26,7 +26,7 @@ from headgate.protocol.messages.signals import DEFAULT_NAMESPACE, SIGNAL_BYTES_M
 from headgate.protocol.messages.signals import Comparison as _Comparison
 from headgate.protocol.values import encode_value
 from headgate.signals.cron import read_cron
-from headgate.signals.versions import Signal, SignalVersion
+from headgate.signals.versions import Signal, SignalVersion, UnreadableValue
 
 _E = TypeVar("_E", bound=enum.StrEnum)
 
@@ -256,7 +256,8 @@ class SignalOperator:
         supervisor itself does what the first rule says that the signal meets.
         """
         for one in self._signals:
-            if one.key == signal.key and (one.predicate is None or is_met(one.predicate, _encoded(signal.value))):
+            is_about = (one.key, one.namespace) == (signal.key, signal.namespace)
+            if is_about and (one.predicate is None or is_met(one.predicate, _encoded(signal.value))):
                 return SignalAction(one.action)
         return NONE
 
@@ -267,6 +268,8 @@ class SignalOperator:
 
 
 def _encoded(value: Any) -> bytes:
+    if isinstance(value, UnreadableValue):
+        return value.data  # as the supervisor holds it against the rule
     return encode_value(value, where="the value of a signal", bytes_max=SIGNAL_BYTES_MAX)
 
 

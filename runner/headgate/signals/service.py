@@ -74,14 +74,14 @@ class SignalService(BaseSignalService):
             outgoing.send_with_outcome(sends)
             return []
         outgoing.check_size(sends, "at once")
-        return versions_of(signals, queries.send_query(SendSignals(tuple(sends)))) if sends else []
+        return versions_of(signals, queries.send_query(SendSignals(tuple(sends))), self.namespace) if sends else []
 
     def list_stored(self, key: str, version: int | None, after: int, limit: int) -> list[SignalVersion]:
         """See `BaseSignalService.list_stored`. Raises as a query does."""
         answer = queries.send_query(ListSignals(key, self.namespace, after, limit, version))
         if not isinstance(answer, SignalPage):
             raise queries.QueryFailed(f"the supervisor answered with {type(answer).__name__}, not with signals")
-        return [_listed(key, one) for one in answer.signals]
+        return [_listed(key, self.namespace, one) for one in answer.signals]
 
     def hear(self, key: str, after: int | None, within_s: float) -> Heard:
         """See `BaseSignalService.hear`. Raises as a query does."""
@@ -90,20 +90,27 @@ class SignalService(BaseSignalService):
         answer = queries.send_query(query)
         if not isinstance(answer, SignalsHeard):
             raise queries.QueryFailed(f"the supervisor answered with {type(answer).__name__}, not with signals")
-        return Heard([_listed(key, one) for one in answer.signals], answer.seen)
+        return Heard([_listed(key, self.namespace, one) for one in answer.signals], answer.seen)
 
 
-def _listed(key: str, one: StoredSignal) -> SignalVersion:
-    sent_at = datetime.fromtimestamp(one.sent_at_s, UTC)
-    return SignalVersion(key, value_of(one.value), None, one.version, sender=one.sender, sent_at=sent_at)
+def _listed(key: str, namespace: str, one: StoredSignal) -> SignalVersion:
+    return SignalVersion(
+        key,
+        value_of(one.value),
+        None,
+        one.version,
+        sender=one.sender,
+        sent_at=datetime.fromtimestamp(one.sent_at_s, UTC),
+        namespace=namespace,
+    )
 
 
-def versions_of(signals: Sequence[Signal], answer: QueryResult) -> list[SignalVersion]:
+def versions_of(signals: Sequence[Signal], answer: QueryResult, namespace: str) -> list[SignalVersion]:
     """Return what signals have become, as the answer to `SendSignals` says."""
     if not isinstance(answer, SignalsSent) or len(answer.sent) != len(signals):
         raise queries.QueryFailed(f"the supervisor answered with {type(answer).__name__}, not with versions")
     return [
-        SignalVersion(one.key, one.value, one.dedup, sent.version, sent.is_new)
+        SignalVersion(one.key, one.value, one.dedup, sent.version, sent.is_new, namespace=namespace)
         for one, sent in zip(signals, answer.sent, strict=True)
     ]
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from headgate.protocol.errors import ValueMalformed
+from headgate.protocol.messages.signals import DEFAULT_NAMESPACE
 from headgate.protocol.values import decode_value
 
 
@@ -27,6 +28,7 @@ class SignalVersion(Signal):
     ``is_new`` is False if an earlier one with the same ``dedup`` has this version: then ``value`` is what was to be
     sent now, and a list of the key has the one that was sent. ``sender`` and ``sent_at`` are known of signals that were
     listed, and so is ``run``, a dag_id and a run_id, of one that a program lists and that is for that run alone.
+    Another ``namespace`` has other keys.
     """
 
     version: int = 0
@@ -34,6 +36,7 @@ class SignalVersion(Signal):
     sender: str = ""
     sent_at: datetime | None = None
     run: tuple[str, str] | None = None
+    namespace: str = DEFAULT_NAMESPACE
 
 
 @dataclass(frozen=True)

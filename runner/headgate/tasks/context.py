@@ -304,4 +304,6 @@ def make_context(
 
 
 def _versions(signals: Sequence[StartSignal]) -> tuple[SignalVersion, ...]:
-    return tuple(SignalVersion(one.key, value_of(one.value), version=one.version) for one in signals)
+    return tuple(
+        SignalVersion(one.key, value_of(one.value), version=one.version, namespace=one.namespace) for one in signals
+    )

@@ -139,7 +139,8 @@ class StubSignals:
                 return SentSignal(version, is_new=False)
         version = self._add(signal)
         dedup = None if signal.dedup.startswith(AUTOMATIC) else signal.dedup
-        self.sent.append(SignalVersion(signal.key, value_of(signal.value), dedup, version))
+        value = value_of(signal.value)
+        self.sent.append(SignalVersion(signal.key, value, dedup, version, namespace=signal.namespace))
         return SentSignal(version, is_new=True)
 
     def listed(

@@ -220,7 +220,7 @@ class BaseTrigger(abc.ABC):
         """
         signal = Signal(key, value, dedup)
         answer = await queries.send_query_from_trigger(query_of(signal, namespace, self._classpath()))
-        return versions_of([signal], answer)[0]
+        return versions_of([signal], answer, namespace)[0]
 
     @classmethod
     def _classpath(cls) -> str:

@@ -46,4 +46,4 @@ def run(asked: DecideSignals, *, on_decided: Callable[[Action], None]) -> Signal
 
 
 def _version(signal: StartSignal) -> SignalVersion:
-    return SignalVersion(signal.key, value_of(signal.value), version=signal.version)
+    return SignalVersion(signal.key, value_of(signal.value), version=signal.version, namespace=signal.namespace)

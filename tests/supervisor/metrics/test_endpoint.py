@@ -15,7 +15,7 @@ from headgate.supervisor.metrics import asking, catalogue, endpoint
 from headgate.supervisor.metrics.address import parse_address
 from headgate.supervisor.metrics.asking import Loop, Report
 from headgate.supervisor.metrics.endpoint import Endpoint
-from headgate.supervisor.metrics.figures import Figures, Snapshot
+from headgate.supervisor.metrics.figures import Figures, Labels, Snapshot
 
 WELL = {"lease": (True, "held"), "runner": (True, "running")}
 HERE = parse_address("127.0.0.1:0")
@@ -33,7 +33,10 @@ class Answering:
         self.asked += 1
         if self.checks is not None:
             figures = Figures()
-            gauges = {(catalogue.READY.name, ()): 1.0, (catalogue.DATABASE_AWAY.name, ()): 70.0}
+            gauges: dict[tuple[str, Labels], float] = {
+                (catalogue.READY.name, ()): 1.0,
+                (catalogue.DATABASE_AWAY.name, ()): 70.0,
+            }
             snapshot = Snapshot(figures.counts(), figures.histograms(), gauges)
             self.loop.answer(Report(snapshot, self.checks, catalogue.READY))
 

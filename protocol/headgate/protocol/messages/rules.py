@@ -176,7 +176,13 @@ def _is_same(one: Any, other: Any) -> bool:
     # To Python True is 1; to who sends a flag, or a number, they are different things.
     if isinstance(one, bool) is not isinstance(other, bool):
         return False
-    return bool(one == other) or ((number := number_of(one)) is not None and number == number_of(other))
+    if (number := number_of(one)) is not None:  # before others: some are objects in their JSON form
+        return bool(one == other) or number == number_of(other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
+    return bool(one == other)
 
 
 def _in_order(one: Any, other: Any) -> tuple[Any, Any] | None:
