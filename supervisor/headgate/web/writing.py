@@ -31,11 +31,10 @@ class Writer:
         Raises `DatabaseBusy` if `WRITERS_MAX` are in use for longer than ``wait_s``.
         A file that is missing is not made.
         """
+        engine = open_engine(self._url, creates=False)
         if not self._free.acquire(timeout=wait_s):
-            name = database_name(open_engine(self._url, creates=False))
-            raise DatabaseBusy(name, f"{WRITERS_MAX} users are changing something already")
+            raise DatabaseBusy(database_name(engine), f"{WRITERS_MAX} users are changing something already")
         try:
-            engine = open_engine(self._url, creates=False)
             try:
                 with Store(engine, secrets=Secrets.none(), actor=actor) as store:
                     yield store

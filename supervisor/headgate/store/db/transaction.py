@@ -27,12 +27,11 @@ from headgate.store.db.faults import PassedOver
 from headgate.store.db.prepared import Prepared, driver_of
 from headgate.store.db.secrets import Secrets
 from headgate.store.db.times import Clock, DatabaseNow, read, read_clock
-from headgate.store.errors import DatabaseAway, LeaseLost, RowsRefused, TransactionOpen
+from headgate.store.errors import BadKey, DatabaseAway, LeaseLost, RowsRefused, TransactionOpen
 from headgate.store.ids import DagRunId, Epoch
 from headgate.store.tables import dag_run, encryption_key, triggerer
 
-# A transaction of the store takes milliseconds, and the server ends a statement after STATEMENT_TIMEOUT_S. One that
-# takes longer than both waits for a server, or a network, that no longer answers.
+# A server ends statements before: a transaction that takes longer waits for one, or a network, that answers no more.
 ANSWER_MAX_S = STATEMENT_TIMEOUT_S + 5.0
 
 
@@ -143,13 +142,18 @@ class Tx:
             self._key = lock_primary_key(self.connection)
         return self.secrets.encrypt(data, self._key)
 
-    def require_key(self) -> None:
-        """Raise `WrongKeys` unless the key that the database is written with is here.
+    def decrypt(self, text: str) -> bytes:
+        """Return encrypted data in clear. Raises `BadKey`; `WrongKeys` if it is not the fault of the data."""
+        try:
+            return self.secrets.decrypt(text)
+        except BadKey:
+            self.require_key()
+            raise
 
-        Without it most of what is encrypted cannot be read here, and it is neither a row's nor a user's fault.
-        """
-        for (fingerprint,) in _READ_PRIMARY_KEY.run(self.connection).fetchall():
-            self.secrets.require(str(fingerprint))
+    def require_key(self) -> None:
+        """Raise `WrongKeys` unless the key that the database is written with is here: little can be read without it."""
+        if (row := _READ_PRIMARY_KEY.run(self.connection).fetchone()) is not None:
+            self.secrets.require(str(row[0]))
 
     def notify(self) -> None:
         """Make other supervisors query the database, once this is committed (`headgate.store.db.changes`)."""

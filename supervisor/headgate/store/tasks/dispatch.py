@@ -457,11 +457,10 @@ def _to_run(tx: Tx, instance: TaskInstanceId, token: str, deadline: datetime | N
     next_kwargs, stream, error = None, None, ""
     try:
         if row.next_kwargs is not None:
-            next_kwargs = tx.secrets.decrypt(row.next_kwargs)
+            next_kwargs = tx.decrypt(row.next_kwargs)
         if row.stream_trigger is not None:
             stream = stream_steps.part_of(tx, instance, row.next_method, row.event_id)
     except BadKey as bad:
-        tx.require_key()
         error = str(bad)
     return TaskToRun(
         id=instance,

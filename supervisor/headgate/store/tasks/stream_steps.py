@@ -47,7 +47,7 @@ def part_of(tx: Tx, instance: TaskInstanceId, next_method: str | None, event_id:
     stream = task_streams.read_of(tx, instance)
     if stream is None or event_id is not None:
         return None
-    state = None if stream.state is None else tx.secrets.decrypt(stream.state)
+    state = None if stream.state is None else tx.decrypt(stream.state)
     waiting = count_waiting(tx, stream)
     if next_method in (None, FAIL_METHOD):
         return StreamPart(stream.handled, waiting, state)

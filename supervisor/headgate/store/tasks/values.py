@@ -35,7 +35,7 @@ from headgate.store.db.prepared import Prepared
 from headgate.store.db.times import bound
 from headgate.store.db.transaction import Database, Tx
 from headgate.store.db.verbs import Verbs, acting, reading
-from headgate.store.errors import BadKey, BadName, NoSuchRow, ValueRefused
+from headgate.store.errors import BadName, NoSuchRow, ValueRefused
 from headgate.store.ids import DagRunId, TaskInstanceId
 from headgate.store.tables import element, emitter, task_instance, task_stream, xcom
 from headgate.store.tasks import task_rows
@@ -366,14 +366,10 @@ class ValueVerbs(Verbs):
 
     @reading
     def get(self, tx: Tx, name: str) -> bytes | None:
-        """Return a value in clear, None if there is none. Raises `BadKey`, and `WrongKeys` as `Tx.require_key` does."""
+        """Return a value in clear, None if there is none. Raises as `Tx.decrypt` does."""
         of_name = select(self._table.c.value).where(self._table.c.name == name)
         encrypted = tx.connection.execute(of_name).scalar_one_or_none()
-        try:
-            return None if encrypted is None else tx.secrets.decrypt(encrypted)
-        except BadKey:
-            tx.require_key()
-            raise
+        return None if encrypted is None else tx.decrypt(encrypted)
 
     @acting
     def remove(self, tx: Tx, name: str) -> None:
