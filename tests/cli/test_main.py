@@ -57,6 +57,13 @@ def test_a_call_without_a_command_shows_the_help_and_is_a_usage_error(call: Any)
     assert "Usage: headgate" in called.out + called.err
 
 
+def test_a_current_folder_that_was_removed_is_said_to_be(tmp_path: Path) -> None:
+    script = "import os, sys; os.rmdir(os.getcwd()); from headgate.cli.main import main; sys.exit(main(['status']))"
+    called = run_python("-c", script, cwd=tmp_path)
+    assert called.stderr == "headgate: the current folder has been removed: change to one that exists\n"
+    assert called.returncode == 2
+
+
 def test_the_version_is_that_of_the_package(call: Any) -> None:
     from importlib.metadata import version
 

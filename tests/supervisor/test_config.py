@@ -307,6 +307,13 @@ def test_the_default_folder_of_dag_files_is_made_and_another_one_must_exist(fold
         load(folder, dags_folder="file").make_folders()
 
 
+@pytest.mark.parametrize("home", ["file", "file/home"])
+def test_a_home_that_is_a_file_or_within_one_is_refused_by_name(folder: Path, home: str) -> None:
+    write(folder / "file", "")
+    with pytest.raises(ConfigError, match=re.escape(f"the home {folder}/{home} is not a folder")):
+        load(folder, home=home).make_folders()
+
+
 def test_folders_of_modules_that_do_not_exist_are_found(folder: Path) -> None:
     (folder / "there").mkdir()
     assert load(folder, import_paths="there,nope").missing_import_paths() == [folder / "nope"]

@@ -165,6 +165,15 @@ class CleansUp(_Kwargs):
         self.socket.close()
 
 
+class FailsToClose(_Kwargs):
+    async def run(self) -> AsyncGenerator[TriggerEvent]:
+        try:
+            while True:
+                yield TriggerEvent(0)
+        finally:
+            raise ValueError("it is not open")
+
+
 class FailsToCleanUp(Beat):
     async def cleanup(self) -> None:
         raise OSError("the server is gone")
@@ -439,6 +448,11 @@ def test_a_hook_that_fails_fails_the_test() -> None:
     with pytest.raises(Misbehaved, match="a hook failed") as failed:
         run_trigger(FailsToCleanUp(), events=1)
     assert "the server is gone" in str(failed.value)
+
+
+def test_an_exception_while_it_is_cancelled_fails_the_test() -> None:
+    with pytest.raises(TriggerFailed, match="it is not open"):
+        run_trigger(FailsToClose(), events=1)
 
 
 def test_a_trigger_that_swallows_its_cancellation_fails() -> None:

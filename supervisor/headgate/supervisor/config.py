@@ -236,12 +236,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         shown = ", ".join(f"{key}={masked(key, getattr(self, key))!r}" for key in self.__struct_fields__)
         return f"Settings({shown})"
 
+    def make_home(self) -> None:
+        """Make the home folder, for its owner alone. Raises `ConfigError` if something else is there."""
+        try:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError("home", "", f"the home {self.home} is not a folder, or is within a file") from None
+
     def make_folders(self) -> None:
         """Make the home folder, and the folder of DAG files if it is the default one.
 
-        Raises `ConfigError` if another folder of DAG files was named and is not there: it is probably misspelt.
+        Raises `ConfigError` if another folder of DAG files was named and is not there (it is probably misspelt), and
+        if one of the two is not a folder.
         """
-        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.make_home()
         if self.dags_folder == self.home / "dags":
             self.dags_folder.mkdir(exist_ok=True)
         if not self.dags_folder.is_dir():

@@ -84,7 +84,7 @@ def resolve_settings(
     Raises `ConfigError` for the first unknown key or bad value.
     """
     environ = os.environ if environ is None else environ
-    cwd = Path.cwd() if cwd is None else cwd
+    cwd = _current_folder() if cwd is None else cwd
     given = {key: value for key, value in flags.items() if value is not None}
     file = _find_file(given, environ, cwd)
     values: dict[str, Any] = {}
@@ -108,6 +108,13 @@ def reason(key: str) -> str:
     kind = msgspec.inspect.type_info(_FIELDS[key].type)
     assert isinstance(kind, msgspec.inspect.Metadata), key
     return str((kind.extra_json_schema or {})["description"])
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("", "", "the current folder has been removed: change to one that exists") from None
 
 
 def _find_file(given: Mapping[str, Any], environ: Mapping[str, str], cwd: Path) -> Path | None:

@@ -64,7 +64,9 @@ def test_what_is_no_url_is_refused_without_showing_it(url: str) -> None:
     assert "hunter2" not in str(told.value)
 
 
-def test_parameters_that_would_change_sqlite_and_hosts_are_refused() -> None:
+def test_parameters_that_would_change_a_connection_and_hosts_of_sqlite_are_refused() -> None:
+    with pytest.raises(UnsupportedDatabase, match="prepare_threshold is not a parameter"):
+        open_engine("postgresql://u@host/db?prepare_threshold=5")
     with pytest.raises(UnsupportedDatabase, match="no parameters"):
         open_engine("sqlite:///x.db?timeout=0")
     with pytest.raises(UnsupportedDatabase, match=r"has no host, so three slashes .* sqlite:///path"):

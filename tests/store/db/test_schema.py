@@ -17,7 +17,7 @@ from sqlalchemy import Engine, inspect, text
 
 from headgate.store.db import schema
 from headgate.store.db.engine import open_engine
-from headgate.store.errors import SchemaOutOfDate
+from headgate.store.errors import SchemaOutOfDate, UnsupportedDatabase
 from headgate.store.tables import metadata
 
 POSTGRES_DEFINITIONS = """
@@ -109,6 +109,16 @@ def test_a_database_newer_than_the_code_is_refused_by_every_command(own_database
         schema.require_current(engine)
     with pytest.raises(SchemaOutOfDate, match="newer than this headgate"):
         schema.upgrade(engine)
+
+
+def test_a_database_of_another_program_that_uses_alembic_is_refused_as_such(empty_database_url: str) -> None:
+    engine = open_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))
+        connection.execute(text("INSERT INTO alembic_version VALUES ('ae1027a6acf')"))
+    for verb in (schema.require_current, schema.upgrade):
+        with pytest.raises(UnsupportedDatabase, match=r"another program.*ae1027a6acf: give headgate a database"):
+            verb(engine)
 
 
 def test_an_upgrade_of_what_is_up_to_date_waits_for_nobody(own_database_url: str) -> None:

@@ -32,7 +32,7 @@ def upgrade(ctx: typer.Context) -> None:
     from headgate.store.keys import open_secrets
 
     settings = invocation(ctx).settings()
-    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.make_home()
     engine = open_engine(settings.database_url)
     try:
         upgrade_tables(engine, settings.lease_silence_max_s)

@@ -39,6 +39,10 @@ LOOK_S_MAX = 2.0  # of a statement of a session that cannot write: a person wait
 SQLITE_STEPS_PER_LOOK = 10_000  # of its machine, between two looks at the clock: below a millisecond
 
 
+# What the driver takes beside the parameters of a connection. It could not use the text that a URL gives, or would
+# change what the store relies on.
+OF_THE_DRIVER = {"autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory"}
+
 SUPPORTED = "use sqlite:///path/to/file.db or postgresql://user@host/database"
 READS_ONLY = "headgate_reads_only"  # execution option of a connection whose next transaction writes nothing
 
@@ -216,6 +220,10 @@ SELECT set_config('default_transaction_read_only', 'on', false),
 
 
 def _open_postgresql(url: URL, *, reads_only: bool) -> Engine:
+    if refused := OF_THE_DRIVER.intersection(url.query):
+        raise UnsupportedDatabase(
+            f"{min(refused)} is not a parameter that the URL of a PostgreSQL database may have here"
+        )
     engine = create_engine(
         url,
         poolclass=NullPool,

@@ -17,11 +17,10 @@ from sqlalchemy import Connection, Engine, inspect, text
 from headgate.store.db import driver_errors
 from headgate.store.db.engine import READS_ONLY, database_name
 from headgate.store.db.prepared import driver_of
-from headgate.store.errors import DatabaseFault, SchemaOutOfDate
+from headgate.store.errors import DatabaseFault, SchemaOutOfDate, UnsupportedDatabase
 
 if TYPE_CHECKING:
     from alembic.config import Config
-    from alembic.script import ScriptDirectory
 
 HEAD_REVISION = "0040"  # the newest in the folder of migrations, as a test checks
 MIGRATION_LOCK = 0x68656164  # "head": the advisory lock of PostgreSQL that all migrations of headgate take
@@ -82,8 +81,7 @@ def require_current(engine: Engine) -> None:
 
 
 def _refuse_newer(engine: Engine, current: str | None) -> None:
-    known = {script.revision for script in _scripts().walk_revisions()}
-    if current is not None and current not in known:
+    if current is not None and current not in _known():
         raise SchemaOutOfDate(
             f"the database {database_name(engine)} is newer than this headgate (its revision {current} is unknown "
             f"here, the newest known is {head_revision()}): upgrade headgate"
@@ -91,17 +89,22 @@ def _refuse_newer(engine: Engine, current: str | None) -> None:
 
 
 def _revision(connection: Connection) -> str | None:
-    # Alembic's own table; it is missing if the database has only tables of other programs.
+    # The table of Alembic, which other programs use as well.
     if not inspect(connection).has_table("alembic_version"):
         return None
     revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    if revision not in (None, HEAD_REVISION) and not inspect(connection).has_table("triggerer"):
+        raise UnsupportedDatabase(
+            f"the database {database_name(connection.engine)} belongs to another program, whose table alembic_version "
+            f"says {revision}: give headgate a database, or a schema, of its own"
+        )
     return revision
 
 
-def _scripts() -> ScriptDirectory:
+def _known() -> set[str]:
     from alembic.script import ScriptDirectory
 
-    return ScriptDirectory(str(_MIGRATIONS))
+    return {script.revision for script in ScriptDirectory(str(_MIGRATIONS)).walk_revisions()}
 
 
 def _config(connection: Connection) -> Config:
