@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -285,6 +286,22 @@ def test_a_class_that_no_other_process_can_import_is_refused_at_once(broker: Fol
 
     with pytest.raises(PairFailed, match="defined inside a function"):
         crash_test(Local, broker, kwargs={"folder": str(broker.folder)})
+
+
+def test_a_producer_that_cannot_be_opened_fails_the_test_soon_and_by_its_error(
+    broker: FolderBroker, tmp_path: Path
+) -> None:
+    with pytest.raises(PairFailed, match=r"fails from the beginning on: .*PollTerminated") as failed:
+        crash_producer(faulty_inboxes.Closed, broker, tmp_path / "place", "host.event_bound")
+    assert "ConnectionRefusedError: the door is closed" in str(failed.value)
+
+
+def test_a_supervisor_that_leaves_with_an_error_fails_the_test_at_once(broker: FolderBroker, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = {"metrics_listen": "127.0.0.1:{1}".format(*taken.getsockname())}
+        kwargs = {"folder": str(broker.folder)}
+        with pytest.raises(PairFailed, match=r"(?s)has left, with exit code 2, before this: .* already in use"):
+            crash_test(faulty_inboxes.Inbox, broker, kwargs=kwargs, settings=settings, folder=tmp_path / "place")
 
 
 def test_a_publish_that_fails_fails_the_test(broker: FolderBroker, tmp_path: Path) -> None:

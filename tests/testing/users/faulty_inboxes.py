@@ -43,6 +43,14 @@ class Inbox(SharedStreamProducer):
         return broker_payload.name
 
 
+class Closed(Inbox):
+    """Cannot be opened at all."""
+
+    async def open_stream(self) -> AsyncIterator[tuple[Any, trio.Path]]:
+        raise ConnectionRefusedError("the door is closed")
+        yield
+
+
 class Forgetful(Inbox):
     """Removes a file when it hands it out."""
 

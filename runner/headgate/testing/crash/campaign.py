@@ -47,6 +47,7 @@ MARK_WAIT_S = 10.0  # a mark that is not reached within this time, while message
 # it is so many times as long as a runner, or messages, took to come again.
 SETTLED_AFTER_S = 15.0
 SETTLED_RECOVERIES = 4
+FAILURES_MAX = 10  # of a trigger before its first message: it is given up, and its error told
 RETRY_WAIT_S = 0.1  # of a trigger whose filter failed, so that most of the time messages flow
 REST_INTERVAL_S = 0.1  # between two checks whether all messages are stored and acknowledged
 
@@ -346,18 +347,25 @@ class _Trial:
 
     def _wait_flow(self) -> None:
         """Wait until messages flow: since the last look one was handed out or, without a journal, stored."""
-        if self._has_journal:
+        flows = self._is_handed_out if self._has_journal else self._is_stored
 
-            def flows() -> bool:
-                self._check_publisher()
-                new = self._journal.read()
-                self._unread += new
-                return any(isinstance(record, history.HandedOut) for record in new)
+        def comes() -> bool:
+            if flows():
+                return True
+            if not self._done and self._pair.failure_count() >= FAILURES_MAX:
+                raise self._pair.failure(f"the trigger fails from the beginning on: {self._pair.last_error()}")
+            return False
 
-            self._pair.wait_until(flows, "a message is handed out again")
-        else:
-            stored = len(self._rows_seen)
-            self._pair.wait_until(lambda: len(self._pair.events()) > stored, "an event is stored again")
+        self._pair.wait_until(comes, f"a message is {'handed out' if self._has_journal else 'stored'}")
+
+    def _is_handed_out(self) -> bool:
+        self._check_publisher()
+        new = self._journal.read()
+        self._unread += new
+        return any(isinstance(record, history.HandedOut) for record in new)
+
+    def _is_stored(self) -> bool:
+        return len(self._pair.events()) > len(self._rows_seen)
 
     def _wait_last_runner(self) -> None:
         """Wait until the runner that follows the last kill is ready, if the log says so and one comes at all."""

@@ -29,6 +29,7 @@ LOOK_INTERVAL_S = 0.01  # between two checks of a condition in another process, 
 # `Pair` runs these with this Python; without -P it would search its working folder for modules.
 SUPERVISOR_ARGUMENTS = ("-P", "-m", "headgate.cli", "triggerer")
 READY = "the runner is ready"  # in the supervisor's log
+FAILED = "a trigger failed"
 LOG_TAIL_LINES = 30  # of the supervisor's log, shown when something fails
 KEY_FILE_NAME = "fernet.key"
 # Waits are short, so that many deaths take little time; the settings that make events durable keep their defaults.
@@ -210,7 +211,14 @@ class Pair:
 
     def ready_count(self) -> int:
         """Return how many runners have been ready so far, as the log says."""
-        return self.log_path.read_text(errors="backslashreplace").count(READY) if self.log_path.exists() else 0
+        return self._count_in_log(READY)
+
+    def failure_count(self) -> int:
+        """Return how often a trigger has failed so far, as the log says."""
+        return self._count_in_log(FAILED)
+
+    def _count_in_log(self, text: str) -> int:
+        return self.log_path.read_text(errors="backslashreplace").count(text) if self.log_path.exists() else 0
 
     @property
     def is_running(self) -> bool:
@@ -238,10 +246,16 @@ class Pair:
         return found
 
     def wait_until(self, condition: Callable[[], object], what: str, *, within_s: float | None = None) -> None:
-        """Wait until a condition is true. Raises `PairFailed`, which names it ``what``, after ``within_s`` seconds."""
+        """Wait until a condition is true.
+
+        Raises `PairFailed`, which names it ``what``, after ``within_s`` seconds, and as soon as the supervisor has left
+        with an error.
+        """
         within_s = self.within_s if within_s is None else within_s
         deadline, pause = time.monotonic() + within_s, threading.Event()
         while not condition():
+            if (self.exit_code or 0) > 0:
+                raise self.failure(f"the supervisor has left, with exit code {self.exit_code}, before this: {what}")
             if time.monotonic() > deadline:
                 raise self.failure(f"not within {within_s:g} s: {what}")
             pause.wait(LOOK_INTERVAL_S)
