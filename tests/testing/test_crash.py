@@ -11,7 +11,9 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
+from tests.waiting import WITHIN_S
 
 from headgate.brokers.filelog import FileLogTrigger
 from headgate.testing import CrashReport, CrashTestFailed, FileLogBroker, PairFailed, crash_test
@@ -300,8 +302,22 @@ def test_a_supervisor_that_leaves_with_an_error_fails_the_test_at_once(broker: F
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = {"metrics_listen": "127.0.0.1:{1}".format(*taken.getsockname())}
         kwargs = {"folder": str(broker.folder)}
-        with pytest.raises(PairFailed, match=r"(?s)has left, with exit code 2, before this: .* already in use"):
+        with pytest.raises(PairFailed, match=r"(?s)exit code 2, before this: .* already in use"):
             crash_test(faulty_inboxes.Inbox, broker, kwargs=kwargs, settings=settings, folder=tmp_path / "place")
+
+
+def test_the_supervisor_dies_with_the_process_of_the_tests(tmp_path: Path) -> None:
+    script = "import sys, pathlib; from headgate.testing.crash.pair import Pair; pair = Pair(pathlib.Path(sys.argv[1]))"
+    script += "; pair.start(); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as tests:
+        assert tests.stdout is not None
+        tests.stdout.readline()
+        begun = psutil.Process(tests.pid).children()
+        tests.kill()
+    assert begun
+    assert psutil.wait_procs(begun, WITHIN_S)[1] == []
 
 
 def test_a_publish_that_fails_fails_the_test(broker: FolderBroker, tmp_path: Path) -> None:

@@ -409,7 +409,7 @@ class Demo:
             if condition():
                 return
             if not self._pair.is_running:
-                raise self._pair.failure(f"the supervisor left by itself with exit code {self._pair.exit_code}")
+                raise self._pair.left_by_itself()
             if writer is not None:
                 writer.check()
             if time.monotonic() > self._deadline:

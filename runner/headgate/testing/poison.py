@@ -261,7 +261,7 @@ class PoisonDemo:
             while (acknowledged := self._sample()) < plan.events:
                 writer.check()
                 if not self._pair.is_running:
-                    raise self._pair.failure(f"the supervisor left by itself with exit code {self._pair.exit_code}")
+                    raise self._pair.left_by_itself()
                 if time.monotonic() > deadline:
                     raise self._pair.failure(f"{plan.events - acknowledged:,} events are not acknowledged in time")
                 time.sleep(POLL_S)

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import psutil
 
+from headgate.child import parent_death
 from headgate.protocol.values import encode_value
 from headgate.testing.crash.commands import Commands, PairFailed
 from headgate.triggers.base import BaseTrigger
@@ -132,7 +133,7 @@ class Pair:
         assert self._process is None or self._process.poll() is not None, "it runs already"
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *self._arguments()],
+                [*_with_this_process(), sys.executable, *self._arguments()],
                 cwd=self.folder,
                 env=self._environment(os.pathsep.join(self._python_path)),
                 stdin=subprocess.DEVNULL,
@@ -255,7 +256,7 @@ class Pair:
         deadline, pause = time.monotonic() + within_s, threading.Event()
         while not condition():
             if (self.exit_code or 0) > 0:
-                raise self.failure(f"the supervisor has left, with exit code {self.exit_code}, before this: {what}")
+                raise self.left_by_itself(f", before this: {what}")
             if time.monotonic() > deadline:
                 raise self.failure(f"not within {within_s:g} s: {what}")
             pause.wait(LOOK_INTERVAL_S)
@@ -268,7 +269,7 @@ class Pair:
 
         def found() -> bool:
             if not self.is_running:
-                raise self.failure("the supervisor has left by itself")
+                raise self.left_by_itself()
             victims[:] = self.runners()
             return bool(victims)
 
@@ -302,6 +303,10 @@ class Pair:
         lines = self.log_path.read_text(errors="backslashreplace").splitlines()[-LOG_TAIL_LINES:]
         return PairFailed("\n".join([text, f"the end of {self.log_path}:", *lines]))
 
+    def left_by_itself(self, ending: str = "") -> PairFailed:
+        """Return the error that the supervisor has ended, though nobody has ended it."""
+        return self.failure(f"the supervisor left by itself with exit code {self.exit_code}{ending}")
+
     def _environment(self, python_path: str = "") -> dict[str, str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
         environment |= {
@@ -317,6 +322,16 @@ class Pair:
 
     def _command(self, *arguments: str) -> str:
         return self._commands.run(arguments, self._environment(), self.within_s)
+
+
+def _with_this_process() -> list[str]:
+    """Return what a command begins with that is to end with this process, even if that is killed.
+
+    It would end with the thread that started it, so one that another thread starts has to be ended by `Pair.close`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())]
 
 
 def folder_of(cls: type[object]) -> str:
