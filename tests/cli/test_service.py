@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 
+from headgate.cli.commands import service
 from headgate.signal_server.server import DRAIN_S
 from headgate.supervisor.config import Settings
 from headgate.supervisor.leaving import DRAIN_MARGIN_S, HANG_MARGIN_S
@@ -94,11 +95,11 @@ def test_files_that_differ_are_replaced_only_if_that_is_asked_for(
 ) -> None:
     assert call("service", "install", "--root", str(tmp_path)).code == 0
     assert "wrote" not in call("service", "install", "--root", str(tmp_path)).out  # they are as they should be
-    (tmp_path / SERVICE).write_text("mine")
+    (tmp_path / SERVICE).write_bytes(b"mine \xff")
     refused = call("service", "install", "--root", str(tmp_path), "--web")
     assert refused.code == 1
     assert "headgate.service is there and differs" in refused.err
-    assert (tmp_path / SERVICE).read_text() == "mine"
+    assert (tmp_path / SERVICE).read_bytes() == b"mine \xff"
     assert not (tmp_path / PAGES).exists()
     assert call("service", "install", "--root", str(tmp_path), "--web", "--force").code == 0
     assert "Type=notify" in (tmp_path / SERVICE).read_text()
@@ -138,5 +139,12 @@ def test_an_installation_that_the_user_cannot_run_is_refused(
     refused = call("service", "install", "--print")
     assert refused.code == 1
     assert f"headgate cannot run {program}, because others may not enter {program.parent.parent}" in refused.err
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "open"))
+    (tmp_path / "open" / "bin").mkdir(parents=True)
+    (tmp_path / "open" / "bin" / "headgate").touch()
+    monkeypatch.setattr(sys, "executable", str(program))
+    closed = service._closed_to_others
+    monkeypatch.setattr(service, "_closed_to_others", lambda path: closed(path) if path == program else None)
+    assert f"headgate cannot run {program}, because" in call("service", "install", "--print").err
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert f"there is no {tmp_path}/bin/headgate" in call("service", "install", "--print").err

@@ -27,7 +27,7 @@ from headgate.store.inspect.spans import EndedRun
 from headgate.store.store import Store
 from headgate.store.tasks.outcomes import StepEnd
 from headgate.tracing import sender as sending
-from headgate.tracing.collector import Collector, CollectorAway
+from headgate.tracing.collector import Collector, CollectorAway, CollectorUnusable
 from headgate.tracing.sender import LOOK_S, OVERLAP, RETRY_S, Sender, Sent, endpoint, shown
 
 OVERLAP_S = OVERLAP.total_seconds()
@@ -295,6 +295,21 @@ def test_the_variables_of_opentelemetry_say_where(
     assert endpoint() == expected
 
 
+@pytest.mark.parametrize("url", ["localhost:4318/v1/traces", "http://:4318/v1/traces"])
+def test_what_is_not_a_url_of_http_is_refused(url: str) -> None:
+    with pytest.raises(CollectorUnusable, match="not a URL of HTTP"):
+        Collector(url)
+
+
+@pytest.mark.parametrize("end", ["%0Ax", "%C5%82"])
+def test_a_header_that_cannot_be_sent_is_refused_and_not_shown(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"token=hunter2{end}")
+    with pytest.raises(CollectorUnusable, match="a header of OTEL_EXPORTER_OTLP_HEADERS cannot be sent") as told:
+        Collector("http://localhost:4318").send([])
+    assert "hunter" not in str(told.value)
+
+
 def test_a_password_in_the_address_is_shown_to_nobody() -> None:
     assert shown("https://ada:secret@otel.example:4318/v1/traces") == "https://otel.example:4318/v1/traces"
     assert shown("http://localhost:4318/v1/traces") == "http://localhost:4318/v1/traces"
+    assert shown("http://ada:secret@[::1/v1/traces") == "the address of the collector"

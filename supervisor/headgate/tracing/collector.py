@@ -38,16 +38,22 @@ class Collector:
         logger.propagate = False  # what it says is said here
         try:
             self._exporter = OTLPSpanExporter(url, session=self._session)
+            self._session.get_adapter(url)
+            self._session.prepare_request(requests.Request("POST", url))
+        except requests.RequestException:
+            raise CollectorUnusable("it is not a URL of HTTP, which begins with http:// or https://") from None
         except (RuntimeError, ValueError, OSError) as error:
             raise CollectorUnusable(f"traces cannot be sent to it: {error}") from error
 
     def send(self, spans: Sequence[ReadableSpan]) -> str:
         """Send spans; return why they are refused, all or some, an empty text if they are not.
 
-        Raises `CollectorAway`.
+        Raises `CollectorAway`, and `CollectorUnusable` for headers that cannot be sent.
         """
         self._session.problem, self._session.answer, self._said.text = "", None, ""
         is_taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        if self._session.has_bad_header:
+            raise CollectorUnusable("a header of OTEL_EXPORTER_OTLP_HEADERS cannot be sent over HTTP")
         answer = self._session.answer
         if answer is None:
             if self._session.problem:
@@ -77,7 +83,21 @@ class _Session(requests.Session):
     def __init__(self) -> None:
         super().__init__()
         self.problem = ""
+        self.has_bad_header = (
+            False  # which may be a secret: the error of it is not shown, because it has it in its text
+        )
         self.answer: requests.Response | None = None
+
+    def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
+        """Return what is to be sent."""
+        try:
+            prepared = super().prepare_request(request)
+            for value in prepared.headers.values():
+                str(value).encode("latin-1")  # as it is sent
+        except (requests.exceptions.InvalidHeader, UnicodeEncodeError):
+            self.has_bad_header = True
+            raise
+        return prepared
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Send a request."""

@@ -48,8 +48,11 @@ def endpoint() -> str:
 
 
 def shown(url: str) -> str:
-    """Return a URL without the name and password in it."""
-    parts = urlsplit(url)
+    """Return a URL without the name and password in it; what is not a URL is not shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the address of the collector"
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
@@ -66,7 +69,8 @@ class Sender:
     def send_new(self) -> Sent:
         """Send the runs that have ended since.
 
-        Raises `CollectorAway`, and the errors of a database that is away; the next call goes on with what is left.
+        Raises `CollectorAway`, `CollectorUnusable`, and the errors of a database that is away; the next call goes on
+        with what is left.
         """
         # A clock that was put right may have left ends that are still to come, and newest ones that never were.
         now = self._store.inspect.now()
@@ -95,7 +99,7 @@ class Sender:
         return False
 
     def run(self, wait: Callable[[float], None]) -> NoReturn:
-        """Send for ever; ``wait`` is given the seconds to wait. Raises `DatabaseReplaced`."""
+        """Send for ever; ``wait`` is given the seconds to wait. Raises `DatabaseReplaced` and `CollectorUnusable`."""
         backoff, database = Backoff(RETRY_S, RETRY_S_MAX), self._store.database
         while True:
             try:

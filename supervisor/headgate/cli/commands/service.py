@@ -79,11 +79,12 @@ def _filled_in(user: str, folder: Path, names: dict[str, str]) -> dict[str, str]
             )
     if not executable.exists():
         raise CommandError(f"there is no {executable}: run this from the environment that headgate is installed in")
-    if (closed := _closed_to_others(executable)) is not None:
-        raise CommandError(
-            f"{user} cannot run {executable}, because others may not enter {closed}: install headgate in a folder such "
-            "as /opt/headgate, and run this from there"
-        )
+    for program in (executable, Path(sys.executable).resolve()):
+        if (closed := _closed_to_others(program)) is not None:
+            raise CommandError(
+                f"{user} cannot run {program}, because others may not enter {closed}: install headgate in a folder "
+                "such as /opt/headgate, with a Python that all may run, and run this from there"
+            )
     values = {"user": user, "folder": str(folder), "executable": str(executable)}
     units = resources.files("headgate.cli.units")
     return {name: Template((units / source).read_text()).substitute(values) for name, source in names.items()}
@@ -96,7 +97,7 @@ def _closed_to_others(path: Path) -> Path | None:
 
 def _to_write(files: dict[str, str], root: Path, *, force: bool) -> list[str]:
     missing = [name for name in files if not (root / name).exists()]
-    different = [name for name in files if name not in missing and (root / name).read_text() != files[name]]
+    different = [name for name in files if name not in missing and (root / name).read_bytes() != files[name].encode()]
     if different and not force:
         named = ", ".join(str(root / name) for name in different)
         raise CommandError(f"nothing was written: {named} is there and differs; --force replaces it")

@@ -40,17 +40,16 @@ def send(
     shown = sender.shown(url)
     try:
         collector = Collector(url)
+        with invocation(ctx).engine() as engine, Store(engine, secrets=Secrets.none()) as store:
+            sending = sender.Sender(store, collector, store.inspect.now() - ago)
+            if not once:
+                print(f"sending traces to {shown}", flush=True)
+                sending.run(time.sleep)
+            done = sending.send_new()
     except CollectorUnusable as error:
         raise CommandError(f"{shown}: {error}", exit_code=2) from error
-    with invocation(ctx).engine() as engine, Store(engine, secrets=Secrets.none()) as store:
-        sending = sender.Sender(store, collector, store.inspect.now() - ago)
-        if not once:
-            print(f"sending traces to {shown}", flush=True)
-            sending.run(time.sleep)
-        try:
-            done = sending.send_new()
-        except CollectorAway as error:
-            raise CommandError(f"{shown} takes no traces: {error}") from error
+    except CollectorAway as error:
+        raise CommandError(f"{shown} takes no traces: {error}") from error
     print(f"sent {counted(done.runs - done.refused, 'run')} to {shown}")
     if done.refused:
         raise CommandError(f"{shown} refuses {counted(done.refused, 'run')}")
