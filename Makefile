@@ -18,14 +18,14 @@ test: $(READY)  ## all tests but those of `make proof`: make test ARGS="-k strea
 	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m "not campaign" $(ARGS)
 
 QUICK := protocol child streams runner brokers triggers tasks scheduling testing worker
-# Whole pairs of processes, and whole brokers: they take most of the time, and show little of an interpreter.
-SLOW := *_conformance* tests/testing/test_crash* tests/testing/test_demo.py tests/testing/test_poison.py
+# Whole pairs of processes: they take most of the time, and show little of an interpreter.
+SLOW := tests/testing/test_crash* tests/testing/test_demo.py tests/testing/test_poison.py
 test-quick: $(READY)  ## the tests without databases: make test-quick VENV=.venv-3.13 PYTHON=python3.13
 	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m "not campaign" $(SLOW:%=--ignore-glob='%') \
 		$(addprefix tests/,$(QUICK)) $(ARGS)
 
 PROVING := benchmarks brokers integration proof testing
-proof: $(READY)  ## campaigns in a bounded form (crash tests, simulation, deliberate bugs, fuzzing), and real processes on PostgreSQL
+proof: $(READY)  ## whole processes and brokers; campaigns in a bounded form (crash tests, simulation, deliberate bugs, fuzzing)
 	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m campaign $(addprefix tests/,$(PROVING)) $(ARGS)
 
 crash: $(READY)  ## kills at every mark, and at random; adds to docs/proof.md: make crash ARGS="--kills 10000"

@@ -48,6 +48,7 @@ POSTGRES_CONNECT_TIMEOUT_S = 5  # a server on this machine answers at once
 FEW_FILES = 400
 ROOT = Path(__file__).parent.parent
 SLOW_TESTS = ROOT / "tests" / "integration"
+FIRST_STEPS = {"test_readme.py", "test_examples.py"}  # of these, on SQLite: what a new user does
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_FREE_MIN = 6 << 30  # bytes; the largest databases of tests have one, and processes need some as well
 
@@ -167,8 +168,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if workers > 1:
         items.sort(key=lambda item: item.path)
     for item in items:
-        # What starts processes takes half of all the time, and does the same on PostgreSQL as on SQLite.
-        if item.path.is_relative_to(SLOW_TESTS) and _database_of(item) == "postgresql":
+        if _needs_whole_processes(item):
             item.add_marker(pytest.mark.campaign)
     folders = {item.path.relative_to(ROOT / "tests").parts[0] for item in items if item.get_closest_marker("campaign")}
     if strays := folders.difference(_proving()):
@@ -183,6 +183,13 @@ def _proving() -> list[str]:
     makefile = (ROOT / "Makefile").read_text()
     (line,) = [line for line in makefile.splitlines() if line.startswith("PROVING := ")]
     return line.removeprefix("PROVING := ").split()
+
+
+def _needs_whole_processes(item: pytest.Item) -> bool:
+    """Whether a test is about whole pairs of processes, or a whole broker. They take half of all the time."""
+    if item.path.is_relative_to(SLOW_TESTS):
+        return item.path.name not in FIRST_STEPS or _database_of(item) == "postgresql"
+    return "conformance" in item.path.name
 
 
 def _database_of(item: pytest.Item) -> str | None:
