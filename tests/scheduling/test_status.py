@@ -15,6 +15,7 @@ from headgate.scheduling.status_facts import (
     GoneDag,
     Letters,
     Overdue,
+    ReturnedWatcher,
     StatusFacts,
     TroubledTrigger,
     Unclaimed,
@@ -211,6 +212,13 @@ PROBLEMS: list[tuple[str, str, StatusFacts, str, str]] = [
         StatusFacts(UP, import_errors=(("a.py", "no"), ("b.py", "no"))),
         "2 DAG files cannot be parsed: a.py, b.py",
         "dags list",
+    ),
+    (
+        "attention",
+        "watcher_returned",
+        StatusFacts(UP, returned=(ReturnedWatcher("w", "the log", 240.0), ReturnedWatcher("x", "the log", 130.0))),
+        "the watcher w left the stream the log 4 min ago, because its trigger returned; and so did 1 other watcher",
+        "headgate why w",
     ),
     (
         "attention",

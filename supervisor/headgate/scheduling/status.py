@@ -24,6 +24,7 @@ from headgate.scheduling.status_facts import (
     MissingPool,
     Overdue,
     Problem,
+    ReturnedWatcher,
     Severity,
     StatusFacts,
     TroubledConsumer,
@@ -57,6 +58,7 @@ def problems(facts: StatusFacts) -> list[Problem]:
         *_streams(facts.troubled),
         *_away(facts.away),
         *_triggers(facts.troubled),
+        *_returned(facts.returned),
         *_pools(facts.missing_pools),
         *_tasks(facts.overdue),
         *_drift(facts.drifted),
@@ -287,6 +289,16 @@ def _triggers(troubled: Sequence[TroubledTrigger]) -> list[Problem]:
         lines = tuple(f"{one.name}: {one.absence}" for one in triggers)
         found.append(Problem(severity, reason, text, command("why", worst.name), lines))
     return found
+
+
+def _returned(returned: Sequence[ReturnedWatcher]) -> list[Problem]:
+    """Return that watchers have left their streams, which go on for others: a `return` where a `continue` was meant."""
+    told = [
+        f"the watcher {one.name} left the stream {one.stream} {span(one.for_s)} ago, because its trigger returned"
+        for one in returned
+    ]
+    next_ = command("why", returned[0].name) if returned else ""
+    return _first_told("attention", "watcher_returned", told, next_, others="other watcher", prefix="did ")
 
 
 def _of_hold(held: Iterable[TroubledTrigger], hold: str) -> list[TroubledTrigger]:

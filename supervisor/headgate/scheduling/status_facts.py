@@ -29,6 +29,14 @@ class TroubledTrigger(msgspec.Struct, frozen=True):
     is_unreadable: bool = False
 
 
+class ReturnedWatcher(msgspec.Struct, frozen=True):
+    """A watcher of a shared stream whose trigger returned ``for_s`` seconds ago."""
+
+    name: str
+    stream: str
+    for_s: float
+
+
 class Unclaimed(msgspec.Struct, frozen=True):
     """An open trigger of a queue that no living supervisor has."""
 
@@ -137,6 +145,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     has_active_runs: bool = False
     unclaimed: tuple[Unclaimed, ...] = ()
     troubled: tuple[TroubledTrigger, ...] = ()
+    returned: tuple[ReturnedWatcher, ...] = ()
     missing_pools: tuple[MissingPool, ...] = ()
     overdue: tuple[Overdue, ...] = ()
     away: tuple[BrokerAway, ...] = ()

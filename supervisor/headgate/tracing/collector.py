@@ -104,7 +104,7 @@ class _Session(requests.Session):
         self.problem, self.answer = "no answer", None
         try:
             self.answer = super().send(request, **kwargs)
-        except requests.RequestException as error:
+        except OSError as error:  # those of requests, and of a file that is missing
             self.problem = str(error)[:WORDS_CHARS_MAX]
             raise
         return self.answer

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import structlog
 import trio
-from tests.runner.host.stream_rig import ACK_TIMEOUT_S, ACKED, FAILED, SETTINGS, OneByOne, Watcher, hosting
+from tests.runner.host.stream_rig import ACK_TIMEOUT_S, ACKED, FAILED, SETTINGS, Broker, OneByOne, Watcher, hosting
 from trio.testing import MockClock
 
 from headgate.protocol.messages.runner import (
@@ -58,6 +58,28 @@ async def test_the_log_names_the_message_that_a_filter_failed_on(autojump_clock:
             await rig.publish(7, 8)
         (failed,) = (record for record in records if record["event"] == "a trigger failed")
         assert (failed["message_key"], failed["outcome"]) == ("m8", "failed")
+
+
+async def test_the_log_says_that_a_filter_has_returned_unless_it_said_so_itself(autojump_clock: MockClock) -> None:
+    class Returns(Watcher):
+        async def filter_shared_stream(self, shared_stream: AsyncIterator[int]) -> AsyncIterator[TriggerEvent]:
+            async for message in shared_stream:
+                if message == 8:
+                    return
+                yield TriggerEvent(message, is_last=message == 7 and self.key == "said")
+
+    async with hosting() as rig:
+        with structlog.testing.capture_logs() as records:
+            await rig.start(Returns, 1)
+            await rig.publish(7)
+            assert not rig.finished
+            await rig.publish(8)
+            rig.broker = Watcher.broker = Broker()
+            await rig.start(Returns, 2, key="said")
+            await rig.publish(7)
+        assert [(end.trigger_id, end.outcome) for end in rig.finished] == [(1, "returned"), (2, "returned")]
+        told = [record for record in records if record["event"].startswith("a trigger returned")]
+        assert [record["trigger_id"] for record in told] == [1]
 
 
 async def test_without_a_key_of_the_brokers_the_triggers_own_is_used(autojump_clock: MockClock) -> None:

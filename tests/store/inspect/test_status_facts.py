@@ -81,6 +81,22 @@ def test_what_nobody_claims_is_told_with_its_stream_after_a_minute(at: Watched) 
     assert at.status() == []
 
 
+def test_a_watcher_that_returned_out_of_its_stream_is_told_until_it_is_restarted(at: Watched) -> None:
+    epoch = register(at.store)
+    one, two = add(at.store, "one", "two")
+    at.store.claim_triggers(epoch, limit=9, queues=QUEUES)
+    at.store.store_slice(epoch, described=[DescribedTrigger(one, "d1", "d", "the log")])
+    at.store.store_slice(epoch, finished=[FinishedTrigger(id_, f"r{id_}", "returned", 0) for id_ in (one, two)])
+    at.clock.advance(2)
+    (problem,) = at.status()
+    assert (problem.reason, problem.details) == (
+        "watcher_returned",
+        ("the watcher one left the stream the log 2.0 s ago, because its trigger returned",),
+    )
+    at.store.restart_watcher("one")
+    assert at.status() == []
+
+
 def test_a_stream_that_waits_is_told_until_its_subscriber_is_back(at: Watched) -> None:
     epoch = register(at.store)
     raw, big = add(at.store, "raw", "big")

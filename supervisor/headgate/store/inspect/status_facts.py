@@ -23,6 +23,7 @@ from headgate.scheduling.status_facts import (
     Letters,
     MissingPool,
     Overdue,
+    ReturnedWatcher,
     StatusFacts,
     TroubledConsumer,
     TroubledTask,
@@ -100,6 +101,7 @@ def status_facts(tx: Tx, *, liveness: Liveness) -> StatusFacts:
         has_active_runs=_has_active_runs(tx),
         unclaimed=unclaimed,
         troubled=_troubled(tx),
+        returned=_returned(tx),
         missing_pools=missing,
         overdue=_overdue(tx, [one.name for one in missing]),
         away=_away(tx, said),
@@ -218,6 +220,22 @@ def _troubled(tx: Tx) -> tuple[TroubledTrigger, ...]:
                 is_unreadable=row.failure_count > 0 and row.last_failed_run_id == "",
             )
     return tuple(found[id_] for id_ in sorted(found))
+
+
+def _returned(tx: Tx) -> tuple[ReturnedWatcher, ...]:
+    """Return the watchers whose triggers have returned out of a shared stream."""
+    rows = (
+        select(asset_watcher.c.name, stream.c.name.label("stream"), trigger.c.finished_at)
+        .select_from(asset_watcher.join(trigger, trigger.c.id == asset_watcher.c.trigger_id))
+        .join(stream, stream.c.id == trigger.c.stream_id)
+        .where(trigger.c.finished_at.is_not(None), trigger.c.removed_at.is_(None))
+        .order_by(trigger.c.id)
+        .limit(COUNTED_MAX)
+    )
+    return tuple(
+        ReturnedWatcher(row.name, row.stream, (tx.now - row.finished_at).total_seconds())
+        for row in tx.connection.execute(rows)
+    )
 
 
 # --- tasks ---------------------------------------------------------------------------------------
