@@ -314,6 +314,11 @@ def test_a_why_of_a_dag_knows_that_its_runs_cannot_be_made(store: Store, query: 
     assert [text for name, text in by_hand.facts if name == "also"] == [
         nightly.headline.partition(": ")[2].replace("nightly", "etl")
     ]
+    store.release_triggerer(tasks.epoch)
+    assert store.inspect.why_dag("nightly").headline == "the DAG nightly: no supervisor is alive"
+    register(store, workers=0)
+    assert store.inspect.why_dag("nightly").reason == "no_workers"
+    assert store.inspect.why_dag("etl").reason == "by_hand"
 
 
 def test_a_supervisor_whose_process_is_gone_is_not_alive_whatever_its_heartbeat(store: Store, query: Query) -> None:

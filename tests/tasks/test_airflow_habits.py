@@ -291,3 +291,9 @@ def test_the_output_of_a_task_that_returned_none_is_none() -> None:
         under_a_key = second.override(task_id="third")(XComArg(first.operator, "total"))
     assert run_task(output).value == [None]
     assert run_task(under_a_key).error == "XComMissing: the task 'nothing' has pushed no XCom 'total'"
+
+
+def test_the_outputs_of_several_tasks_are_asked_for_one_by_one() -> None:
+    context = make_context(EmptyOperator(task_id="all"), run_id="r")
+    with pytest.raises(TypeError, match=r"takes one task_id, not \['a', 'b'\]: call it once for each"):
+        context["ti"].xcom_pull(["a", "b"])  # type: ignore[arg-type]

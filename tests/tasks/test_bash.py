@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from headgate.protocol.errors import DagMalformed
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.protocol.messages.steps import StepFailed, StepOutcome, StepSkipped, StepSucceeded
 from headgate.protocol.values import decode_value
 from headgate.tasks import DAG, BashOperator
-from headgate.tasks.bash import LAST_LINE_CHARS_MAX, LINE_BYTES_MAX
+from headgate.tasks.bash import LINE_BYTES_MAX
 from headgate.tasks.context import make_context
 from headgate.tasks.execution import run_step
 
@@ -80,9 +81,27 @@ def test_long_lines_and_binary_output_survive(caplog: pytest.LogCaptureFixture) 
     assert "".join(lines[1:]) == "x" * (LINE_BYTES_MAX + 10)
 
 
-def test_a_last_line_of_any_length_and_content_fits_an_xcom() -> None:
-    outcome = step(bash("head -c 20000 /dev/zero"))
-    assert last_line(outcome) == "\0" * LAST_LINE_CHARS_MAX
+@pytest.mark.parametrize("length", [20_000, LINE_BYTES_MAX, LINE_BYTES_MAX + 1, XCOM_BYTES_MAX - 100])
+def test_a_long_last_line_is_returned_whole(length: int) -> None:
+    command = f"echo before; printf '<'; head -c {length - 2} /dev/zero | tr '\\0' x; printf '>'"
+    line = "<" + "x" * (length - 2) + ">"
+    assert last_line(step(bash(command))) == line
+    assert last_line(step(bash(f"{command}; echo"))) == line
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("head -c 100000 /dev/zero | tr '\\0' x", "the last line of the command's output needs 100,000 bytes"),
+        ("head -c 20000 /dev/zero", "needs 120,0"),  # each takes six bytes
+    ],
+)
+def test_a_last_line_that_is_too_long_for_an_xcom_is_refused_and_not_cut(command: str, said: str) -> None:
+    outcome = step(bash(command))
+    assert isinstance(outcome, StepFailed)
+    assert said in outcome.error
+    assert "the limit is 49,152" in outcome.error
+    assert last_line(step(bash(f"{command}; echo; echo"))) == ""
 
 
 def test_more_output_than_a_pipe_holds_is_all_read(caplog: pytest.LogCaptureFixture) -> None:

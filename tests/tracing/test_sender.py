@@ -312,4 +312,9 @@ def test_a_header_that_cannot_be_sent_is_refused_and_not_shown(end: str, monkeyp
 def test_a_password_in_the_address_is_shown_to_nobody() -> None:
     assert shown("https://ada:secret@otel.example:4318/v1/traces") == "https://otel.example:4318/v1/traces"
     assert shown("http://localhost:4318/v1/traces") == "http://localhost:4318/v1/traces"
+    assert shown("http://localhost:4318/?api-key=secret") == "http://localhost:4318/"
+    with pytest.raises(CollectorAway) as away:
+        Collector("http://127.0.0.1:1/?api-key=secret").send([])
+    assert "refused" in str(away.value)
+    assert "secret" not in str(away.value)
     assert shown("http://ada:secret@[::1/v1/traces") == "the address of the collector"

@@ -33,7 +33,7 @@ PARTIAL = {
     if index.dialect_options["sqlite"]["where"] is not None
 } - {"ix_trigger_claim", "ix_trigger_stream", "ix_trigger_owner"}
 STATEMENTS_OF_LIST_MAX = 12  # of a list, however many rows it has
-STATEMENTS_OF_PAGE_MAX = 47
+STATEMENTS_OF_PAGE_MAX = 48
 
 Asked = dict[tuple[str, str], Any]  # the page and the statement, with its parameters
 

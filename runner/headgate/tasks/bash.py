@@ -14,6 +14,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final, Unpack
 
+from headgate.protocol.errors import ValueTooLong
+from headgate.protocol.messages.dags import XCOM_BYTES_MAX
 from headgate.tasks.context import Context
 from headgate.tasks.errors import TaskSkipped
 from headgate.tasks.graph import DAG
@@ -23,7 +25,6 @@ from headgate.tasks.options import TaskOptions
 __all__ = ["BashFailed", "BashOperator"]
 
 LINE_BYTES_MAX: Final = 32 * 1024  # a longer line is logged in pieces
-LAST_LINE_CHARS_MAX: Final = 8000  # of the last line: an XCom takes 48 KiB, and a character six bytes of it at most
 READ_BYTES_MAX: Final = 64 * 1024  # what a pipe holds
 KILL_GRACE_S: Final = 5.0  # between SIGTERM and SIGKILL
 SKIP_EXIT_CODE: Final = 99
@@ -43,7 +44,8 @@ class BashOperator(BaseOperator):
     """Runs ``bash_command`` with bash, logs its output line by line, and returns the last line.
 
     stderr is part of the output. Bytes that are not UTF-8 are escaped in the log, and replaced in the returned line.
-    ``env`` is the whole environment, or is added to the worker's with ``append_env``. The exit code
+    A last line that is too long for an XCom fails the try with `ValueTooLong`; end the command with ``; echo`` if
+    nobody needs it. ``env`` is the whole environment, or is added to the worker's with ``append_env``. The exit code
     ``skip_on_exit_code`` skips the task.
 
     The command leads a process group. When it ends, by itself or because the task is killed, the rest of the group is
@@ -78,14 +80,14 @@ class BashOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Run the command to its end."""
-        last_line, returncode = "", 0
+        lines, returncode = _Lines(self.log), 0
         try:
             # A kill from another thread waits for the start; one from a signal handler during it is seen here.
             with self._lock:
                 self._process = process = self._start()
                 if self._is_killed:
                     _signal_group(process, signal.SIGKILL)
-            last_line = self._read_output(process)
+            self._read_output(process, lines)
         finally:
             with self._lock:
                 if self._process is not None:
@@ -95,10 +97,10 @@ class BashOperator(BaseOperator):
                         returncode = self._process.wait()
                     self._process = None
         if returncode == 0:
-            return last_line
+            return lines.returned()
         if returncode == self.skip_on_exit_code:
             raise TaskSkipped(f"the command ended with exit code {returncode}, which says to skip")
-        raise BashFailed(returncode, last_line)
+        raise BashFailed(returncode, lines.last)
 
     def on_kill(self) -> None:
         """Send SIGTERM to the command's group, and SIGKILL if it has not ended after ``KILL_GRACE_S``.
@@ -137,15 +139,14 @@ class BashOperator(BaseOperator):
             process_group=0,
         )
 
-    def _read_output(self, process: subprocess.Popen[bytes]) -> str:
-        """Log the output until the command has ended, and return its last line.
+    def _read_output(self, process: subprocess.Popen[bytes], lines: _Lines) -> None:
+        """Log the output until the command has ended.
 
         Do not wait for the end of the output: a process in the background may keep it open for ever.
         """
         assert process.stdout is not None
         output = process.stdout.fileno()
         os.set_blocking(output, False)
-        lines = _Lines(self.log)
         ended = os.pidfd_open(process.pid)
         try:
             waiting = _watching(output, ended)
@@ -158,16 +159,29 @@ class BashOperator(BaseOperator):
         left = fcntl.fcntl(output, fcntl.F_GETPIPE_SZ)
         while left > 0 and (taken := lines.read(output)):
             left -= taken
-        return lines.close()
+        lines.close()
 
 
 class _Lines:
-    """Logs bytes line by line, and keeps the last line."""
+    """Logs bytes line by line, and keeps the last line, as far as an XCom could take it."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._rest = b""
-        self._last = ""
+        self._rest = b""  # not logged yet
+        self._line, self._line_bytes = b"", 0
+        self._is_cut = False  # what comes next belongs to the line, too
+
+    @property
+    def last(self) -> str:
+        """The last line, or its beginning."""
+        return self._line.decode(errors="replace").rstrip("\r")
+
+    def returned(self) -> str:
+        """Return the last line. Raises `ValueTooLong`."""
+        if self._line_bytes > XCOM_BYTES_MAX:
+            head = self._line[:LINE_BYTES_MAX]
+            raise ValueTooLong("the last line of the command's output", self._line_bytes, XCOM_BYTES_MAX, head)
+        return self.last
 
     def read(self, output: int) -> int:
         """Read once without blocking; return the number of bytes, 0 at the end or if there is nothing."""
@@ -177,21 +191,25 @@ class _Lines:
             return 0
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._log_line(line)
+            self._log_piece(line)
+            self._is_cut = False
         while len(self._rest) > LINE_BYTES_MAX:
-            self._log_line(self._rest[:LINE_BYTES_MAX])
+            self._log_piece(self._rest[:LINE_BYTES_MAX])
+            self._is_cut = True
             self._rest = self._rest[LINE_BYTES_MAX:]
         return len(data)
 
-    def close(self) -> str:
-        """Log an unfinished line, and return the last line, cut to the size of an XCom."""
+    def close(self) -> None:
+        """Log an unfinished line."""
         if self._rest:
-            self._log_line(self._rest)
-        return self._last[:LAST_LINE_CHARS_MAX]
+            self._log_piece(self._rest)
 
-    def _log_line(self, line: bytes) -> None:
-        self._last = line.decode(errors="replace").rstrip("\r")
-        self._log.info("%s", line.decode(errors="backslashreplace").rstrip("\r"))
+    def _log_piece(self, piece: bytes) -> None:
+        if not self._is_cut:
+            self._line, self._line_bytes = b"", 0
+        self._line += piece[: XCOM_BYTES_MAX - len(self._line)]
+        self._line_bytes += len(piece)
+        self._log.info("%s", piece.decode(errors="backslashreplace").rstrip("\r"))
 
 
 def _watching(*fds: int) -> select.poll:

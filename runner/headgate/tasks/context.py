@@ -103,8 +103,10 @@ class TaskInstance:
 
         A task that the DAG does not have has none, and the log of the task warns of it. Of a mapped task it is a
         `MappedOutput`, with the XComs of its instances; of one of the same mapped group the value at the same index.
-        Raises RuntimeError if the task does not run in a DAG run, as in some tests.
+        Raises RuntimeError if the task does not run in a DAG run, as in some tests, and TypeError.
         """
+        if not isinstance(task_ids, str):
+            raise TypeError(f"xcom_pull takes one task_id, not {task_ids!r:.100}: call it once for each")
         if task_ids in self._beside:
             return self.pull_at(task_ids, self.map_index, key, default=default)
         if task_ids in self._mapped and self._read_xcoms is not None:

@@ -20,7 +20,7 @@ from headgate.protocol.messages.schedules import (
     Schedule,
     SignalSchedule,
 )
-from headgate.scheduling.why import Answer, Supervisor, passed_over
+from headgate.scheduling.why import Answer, Supervisor, nobody_is_alive, passed_over
 from headgate.scheduling.words import counted, moment
 
 PAYLOAD_BYTES_PER_RUN_MAX = 8 * 1024 * 1024  # of all its events together: they go to the worker in one frame of 16 MiB
@@ -191,11 +191,13 @@ def explain_dag(facts: DagFacts, supervisors: Sequence[Supervisor]) -> Answer:
         found = ("nothing", f"no {kind} waits for a run", f"{facts.schedule}: then there is one")
     else:
         found = ("contract", f"{counted(facts.waits, kind)} waited for a run of {facts.schedule}", _next_of(facts))
-    failed = passed_over([f"DAG {facts.name}"], supervisors)
-    if failed and found[0] in ("schedule", "nothing", "contract"):  # it could have a run
-        found = (failed[0].reason, failed[0].text, failed[0].next)
+    impeded = passed_over([f"DAG {facts.name}"], supervisors)
+    if (nobody := nobody_is_alive(supervisors, with_workers=True)) is not None:
+        impeded.insert(0, nobody)
+    if impeded and found[0] in ("schedule", "nothing", "contract"):  # it could have a run
+        found = (impeded[0].reason, impeded[0].text, impeded[0].next)
     else:
-        known += [("also", one.text) for one in failed]
+        known += [("also", one.text) for one in impeded]
     return Answer(found[0], f"the DAG {facts.name}: {found[1]}", tuple(known), found[2])
 
 

@@ -405,16 +405,21 @@ def alive(supervisors: Sequence[Supervisor]) -> list[Supervisor]:
     return [one for one in supervisors if one.state == "alive"]
 
 
+def nobody_is_alive(supervisors: Sequence[Supervisor], *, with_workers: bool) -> Finding | None:
+    """Return a finding if no supervisor is alive; ``with_workers``: none that runs tasks, and creates their runs."""
+    if not alive(supervisors):
+        return Finding("no_supervisor", "no supervisor is alive", f"{HEADGATE_UP}, or a supervisor on any machine")
+    if with_workers and not any(one.workers for one in alive(supervisors)):
+        text = "the supervisors that are alive run triggers alone, and no tasks"
+        return Finding("no_workers", text, f"{HEADGATE_UP}, on any machine")
+    return None
+
+
 def nobody_serves(supervisors: Sequence[Supervisor], queue: str, *, with_workers: bool = False) -> Finding | None:
     """Return a finding if no living supervisor serves this queue; ``with_workers``: none that runs tasks."""
-    living = alive(supervisors)
-    if not living:
-        return Finding("no_supervisor", "no supervisor is alive", f"{HEADGATE_UP}, or a supervisor on any machine")
-    if with_workers:
-        living = [one for one in living if one.workers]
-        if not living:
-            text = "the supervisors that are alive run triggers alone, and no tasks"
-            return Finding("no_workers", text, f"{HEADGATE_UP}, on any machine")
+    if (nobody := nobody_is_alive(supervisors, with_workers=with_workers)) is not None:
+        return nobody
+    living = [one for one in alive(supervisors) if one.workers or not with_workers]
     serving = [one for one in living if queue in one.queues]
     if serving:
         text = f"every supervisor of the queue {queue!r} was asked to stop, and takes nothing new: {serving[0]} drains"

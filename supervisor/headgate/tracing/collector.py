@@ -105,7 +105,8 @@ class _Session(requests.Session):
         try:
             self.answer = super().send(request, **kwargs)
         except OSError as error:  # those of requests, and of a file that is missing
-            self.problem = str(error)[:WORDS_CHARS_MAX]
+            _, _, parameters = request.path_url.partition("?")  # one may be a key
+            self.problem = (str(error).replace(parameters, "...") if parameters else str(error))[:WORDS_CHARS_MAX]
             raise
         return self.answer
 

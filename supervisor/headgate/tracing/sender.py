@@ -48,12 +48,12 @@ def endpoint() -> str:
 
 
 def shown(url: str) -> str:
-    """Return a URL without the name and password in it; what is not a URL is not shown."""
+    """Return a URL without the name, password and parameters in it; what is not a URL is not shown."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return "the address of the collector"
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 class Sender:

@@ -27,6 +27,7 @@ try:
     from nats.aio.client import Client as NATS
     from nats.aio.msg import Msg
     from nats.errors import Error as NatsError
+    from nats.errors import NoServersError
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("NATS needs the client nats-py: pip install 'headgate[nats]'", name="nats") from missing
 
@@ -111,6 +112,8 @@ class NatsClient:
                     return
                 except TROUBLE as error:
                     failure = error
+                    if isinstance(error, NoServersError) and isinstance(self._last_error, TROUBLE):
+                        failure = self._last_error  # the library's own does not say why
                     self._refuse(error, *([self._last_error] if self._last_error is not None else []))
                     if "tls" in options:
                         ask_for_refusal(connection, name, *address, greets=True)
@@ -128,6 +131,8 @@ class NatsClient:
             **options,
             name="headgate",
             allow_reconnect=False,
+            max_reconnect_attempts=1,  # otherwise it tries a host that refuses for two minutes, and we know others
+            reconnect_time_wait=0,
             connect_timeout=CONNECT_TIMEOUT_S,
             ping_interval=PING_INTERVAL_S,
             error_cb=self._note_error,

@@ -186,6 +186,8 @@ def translated(name: str) -> Generator[None]:
     except (exceptions.AMQPConnectionError, OSError) as error:
         if (refusal := certificate_error(error)) is not None:
             raise BrokerMisconfigured(f"{name}: {refusal}") from None
+        if not str(error):
+            raise RabbitPasses(str(_innermost(error))) from None
         raise
     except ValueError as error:
         # pika says so of a connection that is reset between its making and pika's next look at it.
@@ -194,6 +196,14 @@ def translated(name: str) -> Generator[None]:
         raise RabbitPasses(str(error)) from None
     except (exceptions.ShortStringTooLong, exceptions.UnsupportedAMQPFieldException) as error:
         raise BrokerError(f"{name}: {_text(error)}") from None
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the error that has the reason: pika's own have it as ``exception``, or among their arguments."""
+    inner = next(
+        (part for part in (getattr(error, "exception", None), *error.args) if isinstance(part, Exception)), None
+    )
+    return error if inner is None else _innermost(inner)
 
 
 def _text(error: BaseException) -> str:
