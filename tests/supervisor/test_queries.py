@@ -129,6 +129,11 @@ def test_a_run_is_created_once(etl: Tasks) -> None:
     query = CreateRun("etl", "mine", params=b'{"n": 1}', logical_date_s=MOMENT.timestamp())
     assert answers.answer(query, dag_run_id=etl.run) == RunCreated(is_new=True)
     assert answers.answer(query, dag_run_id=etl.run) == RunCreated(is_new=False)
+    own = CreateRun("etl", "own")
+    asked = [
+        answers.answer(own, dag_run_id=etl.run, asker=asker) for asker in ("etl r1 a", "etl r1 a", "etl r1 b", None)
+    ]
+    assert [one.is_new for one in asked if isinstance(one, RunCreated)] == [True, True, False, False]
     (row,) = etl.query("SELECT * FROM dag_run WHERE run_id = 'mine'")
     assert bytes(row["conf"]) == b'{"n": 1}'
     assert row["run_type"] == "manual"

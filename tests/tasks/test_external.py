@@ -262,6 +262,19 @@ def test_a_run_id_conf_and_logical_date_of_ones_own() -> None:
     assert (run.run_id, run.conf, run.logical_date) == ("mine", {"n": [7], "day": MOMENT}, MOMENT)
 
 
+def test_a_run_that_somebody_else_has_created_fails_the_task_for_good_or_skips_it() -> None:
+    supervisor = Supervisor()
+    with DAG("etl"):
+        first, second = begins(run_id="mine"), begins(task_id="u", run_id="mine")
+        patient = begins(task_id="v", run_id="mine", skip_when_already_exists=True)
+    assert isinstance(step(first, supervisor), StepSucceeded)
+    failed = step(second, supervisor)
+    assert isinstance(failed, StepFailed)
+    assert "the run 'mine' of DAG 'other' exists already, and this task did not create it" in failed.error
+    assert not failed.may_retry
+    assert isinstance(step(patient, supervisor), StepSkipped)
+
+
 def test_waiting_for_the_run_it_began() -> None:
     waits = begins(wait_for_completion=True)
     good = run_task(waits, runs={"other": ["queued", "running", "success"]})

@@ -16,7 +16,7 @@ from headgate.protocol.messages.queries import CreateRun, RunCreated
 from headgate.protocol.messages.runner import KWARGS_BYTES_MAX
 from headgate.protocol.values import encode_value
 from headgate.tasks.context import Context
-from headgate.tasks.errors import TaskSkipped
+from headgate.tasks.errors import TaskFailed, TaskSkipped
 from headgate.tasks.graph import DAG
 from headgate.tasks.operator import BaseOperator
 from headgate.tasks.operators import outputs_in, resolved
@@ -130,9 +130,10 @@ class TriggerDagRunOperator(BaseOperator):
     """Creates a run of the DAG ``trigger_dag_id``, and waits for its end with ``wait_for_completion``.
 
     The default ``run_id`` is derived from this task, its run and its try: even if the worker dies, each try creates one
-    run. With a ``run_id`` of your own all tries share one run. ``conf`` becomes the run's ``params``; outputs of other
-    tasks in it are replaced by their values, and those tasks become upstream of this one. The run_id is pushed as the
-    XCom ``trigger_run_id``, and returned.
+    run. With a ``run_id`` of your own all tries share one run. If there is a run of that name that somebody else has
+    created, the task fails for good, or is skipped with ``skip_when_already_exists``. ``conf`` becomes the run's
+    ``params``; outputs of other tasks in it are replaced by their values, and those tasks become upstream of this one.
+    The run_id is pushed as the XCom ``trigger_run_id``, and returned.
 
     While it waits, the task releases its worker (``deferrable``). It looks every ``poke_interval``, for at most
     ``timeout``, and fails with `ExternalFailed` if the run is in one of ``failed_states``.
@@ -147,6 +148,7 @@ class TriggerDagRunOperator(BaseOperator):
         run_id: str | None = None,
         conf: Mapping[str, Any] | None = None,
         logical_date: datetime | None = None,
+        skip_when_already_exists: bool = False,
         wait_for_completion: bool = False,
         deferrable: bool = True,
         poke_interval: timedelta = timedelta(seconds=POLL_INTERVAL_S),
@@ -174,6 +176,7 @@ class TriggerDagRunOperator(BaseOperator):
         self.run_id = run_id
         self.conf = dict(conf or {})
         self.logical_date = logical_date
+        self.skip_when_already_exists = skip_when_already_exists
         self.wait_for_completion = wait_for_completion
         self.deferrable = deferrable
         self.poke_interval = poke_interval
@@ -196,9 +199,12 @@ class TriggerDagRunOperator(BaseOperator):
         conf = encode_value(resolved(self.conf, context), where="conf", bytes_max=KWARGS_BYTES_MAX)
         logical_date_s = None if self.logical_date is None else self.logical_date.timestamp()
         created = queries.send_query(CreateRun(self.trigger_dag_id, run_id, conf, logical_date_s))
-        is_new = isinstance(created, RunCreated) and created.is_new
-        how = "created the run %s of DAG %s" if is_new else "the run %s of DAG %s exists already"
-        self.log.info(how, run_id, self.trigger_dag_id)
+        if not isinstance(created, RunCreated) or not created.is_new:
+            text = f"the run {run_id!r} of DAG {self.trigger_dag_id!r} exists already, and this task did not create it"
+            if self.skip_when_already_exists:
+                raise TaskSkipped(text)
+            raise TaskFailed(f"{text}: give it a run_id of its own, or skip_when_already_exists=True")
+        self.log.info("created the run %s of DAG %s", run_id, self.trigger_dag_id)
         context["ti"].xcom_push(XCOM_RUN_ID, run_id)
         if not self.wait_for_completion:
             return run_id

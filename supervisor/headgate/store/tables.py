@@ -340,13 +340,13 @@ dag_run = Table(
     Column("conf", LargeBinary),  # encoded by `headgate.protocol.values`
     Column("created_date", UtcDateTime, nullable=False),
     Column("ended_at", UtcDateTime),
-    # The scheduler has to evaluate it; set by each transition that ends a task or returns it to none.
-    Column("needs_look", Boolean, nullable=False, server_default=false()),
+    Column("needs_look", Boolean, nullable=False, server_default=false()),  # set where a task ends, or is none again
     Column("data_interval_start", UtcDateTime),
     Column("data_interval_end", UtcDateTime),
     Column("started_at", UtcDateTime),  # null: it waits, because its DAG has as many active runs as it may have
     Column("removed_at", UtcDateTime),  # a clean deletes it in pieces: it ended long ago, and is not found any more
     Column("is_ending", Boolean, nullable=False, server_default=false()),  # signals start no task of it any more
+    Column("creator", Text),  # the task that asked for it, if one did
     UniqueConstraint("dag_id", "run_id"),
     CheckConstraint(column("state").in_(RUN_STATES), name="state"),
     CheckConstraint(column("run_type").in_(RUN_TYPES), name="run_type"),

@@ -76,7 +76,7 @@ class QueryRefused(Exception):
 class QueryHandler(Protocol):
     """Answers queries: `StoreQueries`, or its substitute when a log is replayed."""
 
-    def answer(self, query: Query, *, dag_run_id: DagRunId | None) -> QueryResult:
+    def answer(self, query: Query, *, dag_run_id: DagRunId | None, asker: str | None = None) -> QueryResult:
         """See `StoreQueries.answer`."""
         ...
 
@@ -95,14 +95,14 @@ class StoreQueries:
         self._answer_bytes_max = frame_bytes_max - ENVELOPE_BYTES
         self.secrets = SecretMask()
 
-    def answer(self, query: Query, *, dag_run_id: DagRunId | None) -> QueryResult:
-        """Answer a query of a trigger, or of a step of a task in the run ``dag_run_id``.
+    def answer(self, query: Query, *, dag_run_id: DagRunId | None, asker: str | None = None) -> QueryResult:
+        """Answer a query of a trigger, or of a step of the task ``asker`` in the run ``dag_run_id``.
 
         Raises `QueryRefused` with a text for the user, and `DatabaseAway` or another error of the store if the database
         is at fault: then ask again later, not at once.
         """
         try:
-            result = self._look_up(query, dag_run_id)
+            result = self._look_up(query, dag_run_id, asker)
         except (BadName, BadKey, NoSuchRow, SpecUnreadable, ValueRefused, RowsRefused) as error:
             raise QueryRefused(str(error)[:ERROR_CHARS_MAX]) from error
         except (*BLAMELESS, QueryRefused):
@@ -120,7 +120,7 @@ class StoreQueries:
         self.secrets.note(query, result)
         return result
 
-    def _look_up(self, query: Query, dag_run_id: DagRunId | None) -> QueryResult:
+    def _look_up(self, query: Query, dag_run_id: DagRunId | None, asker: str | None) -> QueryResult:
         tasks = self._store.tasks
         match query:
             case GetVariable(name):
@@ -142,7 +142,7 @@ class StoreQueries:
             case GetTaskStates():
                 return self._task_states(query)
             case CreateRun():
-                return self._create_run(query)
+                return self._create_run(query, asker)
             case SendSignals():
                 if dag_run_id is not None:
                     raise QueryRefused("the signals of a step are sent for its task")
@@ -203,7 +203,7 @@ class StoreQueries:
             missing=tuple(sorted(wanted - run.tasks.keys())),
         )
 
-    def _create_run(self, query: CreateRun) -> RunCreated:
+    def _create_run(self, query: CreateRun, asker: str | None) -> RunCreated:
         check_name(query.dag_id, "the id of a DAG", chars_max=ID_CHARS_MAX)
         if query.params is not None and len(query.params) > KWARGS_BYTES_MAX:
             raise QueryRefused(f"the conf has {len(query.params):,} bytes; the limit is {KWARGS_BYTES_MAX:,}")
@@ -212,6 +212,7 @@ class StoreQueries:
             query.run_id,
             logical_date=_moment(query.logical_date_s),
             conf=query.params,
+            creator=asker,
         )
         return RunCreated(is_new=created is not None)
 

@@ -134,7 +134,7 @@ class QuietScheduler(Scheduler):
 class Answers:
     """Answers every query with the number one."""
 
-    def answer(self, query: queries.Query, *, dag_run_id: int | None) -> QueryResult:
+    def answer(self, query: queries.Query, *, dag_run_id: int | None, asker: str | None = None) -> QueryResult:
         assert dag_run_id is not None
         return EncodedValue(b"1")
 

@@ -238,7 +238,7 @@ class TaskStates(WireStruct, frozen=True, tag="task_states"):
 
 
 class RunCreated(WireStruct, frozen=True, tag="run_created"):
-    """The run exists now; ``is_new`` is False if it existed before."""
+    """The run exists now; ``is_new`` is False if it existed before, unless the same task had asked for it."""
 
     is_new: bool
 

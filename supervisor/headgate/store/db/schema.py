@@ -22,7 +22,7 @@ from headgate.store.errors import DatabaseFault, SchemaOutOfDate, UnsupportedDat
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD_REVISION = "0040"  # the newest in the folder of migrations, as a test checks
+HEAD_REVISION = "0041"  # the newest in the folder of migrations, as a test checks
 MIGRATION_LOCK = 0x68656164  # "head": the advisory lock of PostgreSQL that all migrations of headgate take
 MIGRATION_WAIT_S = 60  # for another process's migration
 

@@ -53,13 +53,17 @@ _NEW_TASK = Kind(
 
 
 class NewRun(msgspec.Struct, frozen=True):
-    """A run to be created. ``interval`` are start and end of its data interval; ``conf`` is encoded."""
+    """A run to be created. ``interval`` are start and end of its data interval; ``conf`` is encoded.
+
+    ``creator`` is the task that asks for it, None for anybody else.
+    """
 
     run_id: str
     run_type: RunType
     logical_date: datetime | None = None
     conf: bytes | None = None
     interval: tuple[datetime, datetime] | None = None
+    creator: str | None = None
 
 
 class RunStanding(msgspec.Struct, frozen=True):
@@ -142,9 +146,11 @@ class DagVerbs(Verbs):
         logical_date: datetime | None = None,
         conf: bytes | None = None,
         interval: tuple[datetime, datetime] | None = None,
+        creator: str | None = None,
     ) -> DagRunId | None:
         """Create a run with all tasks of its DAG; return its id, None if the DAG has a run of this name already.
 
+        A task that asks for the run that it has created before, in an earlier try, is given that one.
         It begins when a scheduler evaluates it, unless its DAG has as many active runs as it may have. ``conf`` is
         encoded. If several supervisors create the same run, one of them does. Raises `NoSuchRow`, `BadName` and
         `ValueRefused`.
@@ -159,11 +165,14 @@ class DagVerbs(Verbs):
         ).first()
         if row is None:
             raise NoSuchRow("DAG", dag_id)
-        run = NewRun(run_id, run_type, logical_date, conf, interval)
+        run = NewRun(run_id, run_type, logical_date, conf, interval, creator)
         created = insert_run(tx, row.id, read_spec(dag_id, row.spec), run)
         about = {"logical_date": None if logical_date is None else logical_date.isoformat(), "conf": conf is not None}
         after = None if created is None else about
         tx.act("dags trigger", f"run {dag_id} {run_id}", after=after, changed=created is not None)
+        if created is None and creator is not None:
+            own = select(dag_run.c.id).where(dag_run.c.dag_id == row.id, dag_run.c.run_id == run_id)
+            return tx.connection.execute(own.where(dag_run.c.creator == creator)).scalar_one_or_none()
         return created
 
     @reading
@@ -269,6 +278,7 @@ def insert_run(tx: Tx, dag_row: DagRowId, spec: DagSpec, run: NewRun) -> DagRunI
         needs_look=True,
         data_interval_start=start,
         data_interval_end=end,
+        creator=run.creator,
     )
     created = tx.connection.execute(statement.on_conflict_do_nothing().returning(dag_run.c.id)).scalar_one_or_none()
     if created is None:

@@ -83,7 +83,7 @@ class RecordedAnswers:
         """Set the result of the next query, or the text with which it is refused."""
         self._next = answer
 
-    def answer(self, query: Query, *, dag_run_id: int | None) -> QueryResult:
+    def answer(self, query: Query, *, dag_run_id: int | None, asker: str | None = None) -> QueryResult:
         """Return the result that was set. Raises `QueryRefused`."""
         if isinstance(self._next, str):
             raise QueryRefused(self._next)

@@ -337,7 +337,9 @@ class Reports:
                 return Response(asked.id, SignalsSent(tuple(sent)))
             if isinstance(asked.query, GetStartSignals):
                 return Response(asked.id, self._store.start_signals(task.id))
-            return Response(asked.id, self._answers.answer(asked.query, dag_run_id=task.dag_run_id))
+            return Response(
+                asked.id, self._answers.answer(asked.query, dag_run_id=task.dag_run_id, asker=task.name.task)
+            )
         except (QueryRefused, RowsRefused, ValueRefused) as refused:
             return Response(asked.id, error=str(refused))
         except BLAMELESS:
