@@ -217,7 +217,11 @@ def _judge(hosted: HostedTriggers, records: Records) -> None:
     """Raise `TriggerFailed` or `Misbehaved` if the trigger did not end well."""
     finished, error = hosted.finished.get(TRIGGER_ID), hosted.errors.get(TRIGGER_ID)
     # One that was cancelled may have raised as well: in a `finally`, for example.
-    if finished and error and (finished.outcome != "returned" or isinstance(error, FiredAfterLast)):
+    if (
+        finished is not None
+        and error is not None
+        and (finished.outcome != "returned" or isinstance(error, FiredAfterLast))
+    ):
         raise TriggerFailed(finished.error, hosted.events(TRIGGER_ID)) from error
     check_log(records)
 

@@ -83,9 +83,7 @@ class _Session(requests.Session):
     def __init__(self) -> None:
         super().__init__()
         self.problem = ""
-        self.has_bad_header = (
-            False  # which may be a secret: the error of it is not shown, because it has it in its text
-        )
+        self.has_bad_header = False  # it may be a secret, and its error has it in its text
         self.answer: requests.Response | None = None
 
     def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
