@@ -24,7 +24,7 @@ test-quick: $(READY)  ## the tests without databases: make test-quick VENV=.venv
 	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m "not campaign" $(SLOW:%=--ignore-glob='%') \
 		$(addprefix tests/,$(QUICK)) $(ARGS)
 
-PROVING := benchmarks brokers integration proof testing
+PROVING := benchmarks brokers browser integration proof testing
 proof: $(READY)  ## whole processes and brokers; campaigns in a bounded form (crash tests, simulation, deliberate bugs, fuzzing)
 	$(VENV)/bin/python -m pytest $(PARALLEL) 4 -m campaign $(addprefix tests/,$(PROVING)) $(ARGS)
 

@@ -47,7 +47,7 @@ from headgate.store.tables import metadata
 POSTGRES_CONNECT_TIMEOUT_S = 5  # a server on this machine answers at once
 FEW_FILES = 400
 ROOT = Path(__file__).parent.parent
-SLOW_TESTS = ROOT / "tests" / "integration"
+SLOW_TESTS, BROWSER_TESTS = ROOT / "tests" / "integration", ROOT / "tests" / "browser"
 FIRST_STEPS = {"test_readme.py", "test_examples.py"}  # of these, on SQLite: what a new user does
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_FREE_MIN = 6 << 30  # bytes; the largest databases of tests have one, and processes need some as well
@@ -186,10 +186,10 @@ def _proving() -> list[str]:
 
 
 def _needs_whole_processes(item: pytest.Item) -> bool:
-    """Whether a test is about whole pairs of processes, or a whole broker. They take half of all the time."""
+    """Whether a test is about whole pairs of processes, a whole broker or browser. They take half of all the time."""
     if item.path.is_relative_to(SLOW_TESTS):
         return item.path.name not in FIRST_STEPS or _database_of(item) == "postgresql"
-    return "conformance" in item.path.name
+    return "conformance" in item.path.name or item.path.is_relative_to(BROWSER_TESTS)
 
 
 def _database_of(item: pytest.Item) -> str | None:
