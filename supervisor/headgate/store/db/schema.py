@@ -35,7 +35,8 @@ def upgrade(engine: Engine) -> str:
     If it is cut short, by whatever, the database is as it was before, and the next call begins anew. Any number of
     processes may call it at once: one upgrades, the others find it done. If the database is up to date, it takes no
     lock, so it does not wait, for example, for a stopped supervisor that holds SQLite's lock. Raises `DatabaseAway`,
-    `DatabaseFault`, and `SchemaOutOfDate` if the database is newer than this headgate.
+    `DatabaseFault`, `SchemaOutOfDate` if the database is newer than this headgate, and `UnsupportedDatabase` if another
+    program has its tables there.
     """
     if current_revision(engine) == head_revision():
         return head_revision()
