@@ -436,7 +436,7 @@ class Host:
             # It is restarted soon; until then the other subscribers wait, because it would miss their events.
             self._streams.expect_rejoin(trigger_id=run.spec.trigger_id, key=run.key)
         elif ending.outcome == "returned":  # its stream may have failed, and it was expected to join the next one
-            if not run.is_fulfilled:
+            if not run.is_fulfilled and run.spec.credit is None:  # the stream of a task may end in this way
                 log.warning("a trigger returned, and gets no more of its shared stream", **SpecNames(run.spec))
             self._streams.cancel_rejoin(trigger_id=run.spec.trigger_id)
         self._watch_rest(run, STREAM_END_S)

@@ -111,9 +111,13 @@ class Rig:
         self.described: list[DescribedTrigger] = []
         self.redriven: list[RedeliveryEnd] = []
 
-    async def start(self, cls: type[BaseEventTrigger], *trigger_ids: int, **kwargs: Any) -> None:
+    async def start(
+        self, cls: type[BaseEventTrigger], *trigger_ids: int, credit: int | None = None, **kwargs: Any
+    ) -> None:
         classpath, data = publish(cls), encode_value(kwargs, where="kwargs")
-        specs = (TriggerSpec(one, f"run-{one}", f"name-{one}", classpath, data) for one in trigger_ids or (1,))
+        specs = (
+            TriggerSpec(one, f"run-{one}", f"name-{one}", classpath, data, credit=credit) for one in trigger_ids or (1,)
+        )
         await self.host.start(tuple(expected(spec) for spec in specs))
 
     async def publish(self, *messages: int) -> None:

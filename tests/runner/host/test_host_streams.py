@@ -77,7 +77,10 @@ async def test_the_log_says_that_a_filter_has_returned_unless_it_said_so_itself(
             rig.broker = Watcher.broker = Broker()
             await rig.start(Returns, 2, key="said")
             await rig.publish(7)
-        assert [(end.trigger_id, end.outcome) for end in rig.finished] == [(1, "returned"), (2, "returned")]
+            rig.broker = Watcher.broker = Broker()
+            await rig.start(Returns, 3, key="of a task", credit=9)
+            await rig.publish(8)
+        assert [(end.trigger_id, end.outcome) for end in rig.finished] == [(one, "returned") for one in (1, 2, 3)]
         told = [record for record in records if record["event"].startswith("a trigger returned")]
         assert [record["trigger_id"] for record in told] == [1]
 

@@ -132,16 +132,18 @@ def test_promtool_finds_nothing_wrong_with_the_names() -> None:
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
 
 
+def filled_in(text: str, labels: dict[str, str]) -> str:
+    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)
+
+
 def with_the_texts_of_the_rules(tests: dict[str, Any]) -> dict[str, Any]:
     """The alerts expected by `rules_test.yml`, each with its annotations: those of its rule, about its labels."""
     rules = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
     for asked in (asked for test in tests["tests"] for asked in test["alert_rule_test"]):
         for expected in asked.get("exp_alerts", ()):
             labels = expected["exp_labels"]
-            expected["exp_annotations"] = {
-                name: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels[found[1]], text)  # noqa: B023
-                for name, text in rules[asked["alertname"]]["annotations"].items()
-            }
+            texts = rules[asked["alertname"]]["annotations"]
+            expected["exp_annotations"] = {name: filled_in(text, labels) for name, text in texts.items()}
     return tests
 
 
